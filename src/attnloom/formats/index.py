@@ -1,0 +1,85 @@
+"""Index arrays as a caller gives them (int32 or int64, any device, any stride) → host int64 copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from attnloom.errors import InvalidMetadata
+
+IntArray = npt.NDArray[np.int64]
+INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+def host_ints(name: str, value: Any, ndim: int = 1) -> IntArray:
+    """A fresh int64 copy on the host of an integer index array with `ndim` dimensions.
+
+    Takes a torch tensor (int32 or int64, any device and stride), a numpy integer array or a list.
+    Raises InvalidMetadata naming the array, its dtype or shape, and what was expected.
+    """
+    if isinstance(value, torch.Tensor):
+        if value.dtype not in INDEX_DTYPES:
+            raise _wrong_dtype(name, value.dtype)
+        array = value.detach().cpu().numpy()
+    else:
+        array = np.asarray(value)
+        if array.size == 0 and array.dtype.kind == "f":
+            array = array.astype(np.int64)
+        if array.dtype not in (np.int32, np.int64):
+            raise _wrong_dtype(name, array.dtype)
+    if array.ndim != ndim:
+        raise InvalidMetadata(
+            name=name,
+            given=f"{array.ndim}-D array of shape {tuple(array.shape)}",
+            expected=f"{ndim}-D",
+            fix="Flatten it or pass the array that this argument describes.",
+        )
+    return array.astype(np.int64)
+
+
+def host_indptr(name: str, value: Any) -> IntArray:
+    """An index pointer [batch + 1] on the host: starts at 0 and never decreases."""
+    indptr = host_ints(name, value)
+    if indptr.shape[0] < 1:
+        raise InvalidMetadata(name=name, given="no elements", expected="batch + 1 elements, the first 0", fix="")
+    if indptr[0] != 0:
+        raise InvalidMetadata(
+            name=name, given=f"starts at {indptr[0]}", expected="a first element of 0", fix="Subtract the first element."
+        )
+    if indptr.shape[0] > 1 and (indptr[1:] < indptr[:-1]).any():
+        where = int(np.argmax(indptr[1:] < indptr[:-1]))
+        raise InvalidMetadata(
+            name=name,
+            given=f"decreases from {indptr[where]} to {indptr[where + 1]} at element {where + 1}",
+            expected="a non-decreasing array",
+            fix="Build it as a cumulative sum of lengths.",
+        )
+    return indptr
+
+
+def exclusive_cumsum(lengths: IntArray) -> IntArray:
+    """[batch] lengths → [batch + 1] index pointer.
+
+    >>> exclusive_cumsum(np.array([2, 3])).tolist()
+    [0, 2, 5]
+    """
+    out = np.zeros(lengths.shape[0] + 1, dtype=np.int64)
+    np.cumsum(lengths, out=out[1:])
+    return out
+
+
+def expect_length(name: str, array: IntArray, expected: int, why: str) -> None:
+    """Raise unless `array` has `expected` elements; `why` says where that number comes from."""
+    if array.shape[0] != expected:
+        raise InvalidMetadata(
+            name=name, given=f"{array.shape[0]} elements", expected=f"{expected} ({why})", fix="Check the batch size."
+        )
+
+
+def _wrong_dtype(name: str, dtype: object) -> InvalidMetadata:
+    return InvalidMetadata(
+        name=name, given=f"dtype {dtype}", expected="int32 or int64", fix="Convert it with .to(torch.int32)."
+    )

@@ -1,0 +1,121 @@
+"""What to compute, apart from the variant: heads, head dims, dtypes, cache layout."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from attnloom.errors import InvalidArgument, NotYetSupported
+
+HEAD_DIMS = (16, 32, 64, 80, 96, 112, 128, 192, 256, 512)
+HEAD_DIM_PAIRS = ((192, 128), (576, 512))
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+KV_LAYOUTS = ("NHD", "HND")
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Heads, dims, dtypes and layout of one attention; validated at construction.
+
+    head_dim_qk is the last dimension of q and k, head_dim_vo of v and out; page_size None makes it a
+    run-time integer of the plan; sm_scale multiplies q·k.
+
+    Raises InvalidArgument for a value outside what is supported.
+
+    >>> import torch
+    >>> AttentionSpec.create(num_qo_heads=8, num_kv_heads=2, head_dim=64, dtype=torch.float32).group_size
+    4
+    """
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim_qk: int
+    head_dim_vo: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    page_size: int | None
+    kv_layout: str
+    sm_scale: float
+
+    @property
+    def group_size(self) -> int:
+        """Query heads per kv head."""
+        return self.num_qo_heads // self.num_kv_heads
+
+    @staticmethod
+    def create(
+        *,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        head_dim_vo: int | None = None,
+        kv_dtype: torch.dtype | None = None,
+        page_size: int | None = None,
+        kv_layout: str = "NHD",
+        sm_scale: float | None = None,
+    ) -> AttentionSpec:
+        """Fill in defaults and validate."""
+        _check_heads(num_qo_heads, num_kv_heads)
+        vo = head_dim if head_dim_vo is None else head_dim_vo
+        _check_head_dims(head_dim, vo)
+        _check_dtypes(dtype, kv_dtype)
+        if page_size is not None:
+            _positive_int("page_size", page_size)
+        if kv_layout not in KV_LAYOUTS:
+            raise InvalidArgument(name="kv_layout", given=kv_layout, supported="'NHD' or 'HND'", fix="")
+        scale = head_dim**-0.5 if sm_scale is None else _finite("sm_scale", sm_scale)
+        return AttentionSpec(
+            num_qo_heads, num_kv_heads, head_dim, vo, dtype, kv_dtype or dtype, page_size, kv_layout, scale
+        )
+
+
+def _positive_int(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgument(name=name, given=value, supported="an integer >= 1", fix="")
+
+
+def _finite(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InvalidArgument(name=name, given=value, supported="a finite number", fix="Leave it out for the default.")
+    return float(value)
+
+
+def _check_heads(num_qo_heads: int, num_kv_heads: int) -> None:
+    _positive_int("num_qo_heads", num_qo_heads)
+    _positive_int("num_kv_heads", num_kv_heads)
+    if num_qo_heads % num_kv_heads:
+        raise InvalidArgument(
+            name="num_qo_heads",
+            given=num_qo_heads,
+            supported=f"a multiple of num_kv_heads = {num_kv_heads}",
+            fix="Each kv head serves a whole number of query heads.",
+        )
+
+
+def _check_head_dims(qk: int, vo: int) -> None:
+    _positive_int("head_dim", qk)
+    _positive_int("head_dim_vo", vo)
+    if (qk, vo) in HEAD_DIM_PAIRS or (qk in HEAD_DIMS and vo in HEAD_DIMS):
+        return
+    dims = ", ".join(map(str, HEAD_DIMS))
+    pairs = ", ".join(map(str, HEAD_DIM_PAIRS))
+    raise InvalidArgument(
+        name="head_dim" if qk == vo else "(head_dim, head_dim_vo)",
+        given=qk if qk == vo else (qk, vo),
+        supported=f"one of {dims}, or a pair of these or of {pairs}",
+        fix="Pad the head dimension to the next supported size with zeros.",
+    )
+
+
+def _check_dtypes(dtype: object, kv_dtype: object) -> None:
+    if dtype not in DTYPES:
+        raise InvalidArgument(
+            name="dtype", given=dtype, supported="torch.float16, torch.bfloat16 or torch.float32", fix="Convert q, k and v."
+        )
+    if kv_dtype is not None and kv_dtype != dtype:
+        if not isinstance(kv_dtype, torch.dtype):
+            raise InvalidArgument(name="kv_dtype", given=kv_dtype, supported="a torch.dtype", fix="")
+        raise NotYetSupported(feature=f"kv_dtype={kv_dtype} with dtype={dtype}", fix="Leave kv_dtype out.")
