@@ -23,7 +23,10 @@ def _flag(name: str) -> bool:
 
 
 def cache_dir() -> Path:
-    """Directory of the engine's caches: ``ATTNLOOM_CACHE_DIR``, else ``$XDG_CACHE_HOME/attnloom``, else ``~/.cache/attnloom``."""
+    """Directory of the engine's caches.
+
+    ``ATTNLOOM_CACHE_DIR``, else ``$XDG_CACHE_HOME/attnloom``, else ``~/.cache/attnloom``.
+    """
     given = os.environ.get("ATTNLOOM_CACHE_DIR")
     if given:
         return Path(given).expanduser()

@@ -1,0 +1,84 @@
+"""Writing new keys and values into a paged cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from attnloom.api import tensors
+from attnloom.errors import DtypeMismatch, InvalidArgument, InvalidMetadata, ShapeMismatch
+from attnloom.formats.index import INDEX_DTYPES
+from attnloom.spec import KV_LAYOUTS
+
+
+def append_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: Any,
+    *,
+    kv_layout: str = "NHD",
+) -> None:
+    """Write row i of k ``[n, H_kv, D]`` and v into slot ``slots[i]`` of the caches, in place.
+
+    k_cache, v_cache: ``[num_pages, page_size, H_kv, D]`` (NHD) or ``[num_pages, H_kv, page_size, D]`` (HND),
+    any strides; slots: int32/int64 ``[n]``, ``page * page_size + offset``, −1 is skipped. Slots must differ
+    from each other. Raises from attnloom.errors for a wrong shape or dtype, and, with slots on the host, for
+    one outside the cache.
+    """
+    if kv_layout not in KV_LAYOUTS:
+        raise InvalidArgument(name="kv_layout", given=kv_layout, supported="'NHD' or 'HND'", fix="")
+    slots = _slots(slots, k, k_cache.device)
+    for name, rows, cache in (("k", k, k_cache), ("v", v, v_cache)):
+        _check(name, rows, cache, slots, kv_layout)
+    kept = slots >= 0
+    skipped = not bool(kept.all())
+    slots = slots[kept] if skipped else slots
+    for rows, cache in ((k, k_cache), (v, v_cache)):
+        view = cache if kv_layout == "NHD" else cache.transpose(1, 2)
+        page_size = view.shape[1]
+        view[slots // page_size, slots % page_size] = rows[kept] if skipped else rows
+
+
+def _slots(slots: Any, k: torch.Tensor, device: torch.device) -> torch.Tensor:
+    slots = torch.as_tensor(slots)
+    if slots.numel() == 0:
+        slots = slots.to(torch.int64)
+    if slots.dtype not in INDEX_DTYPES or slots.ndim != 1 or slots.shape[0] != k.shape[0]:
+        raise InvalidMetadata(
+            name="slots",
+            given=f"{slots.dtype} of shape {tuple(slots.shape)}",
+            expected=f"int32 or int64 [{k.shape[0]}], one a row of k",
+            fix="A row that is not to be written has slot -1.",
+        )
+    return slots.to(device=device, dtype=torch.int64)
+
+
+def _check(name: str, rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, kv_layout: str) -> None:
+    tensors.check_common(name, rows, rows.dtype, cache.device)
+    tensors.check_common(f"{name}_cache", cache, cache.dtype, cache.device)
+    if cache.dtype != rows.dtype:
+        raise DtypeMismatch(
+            name=f"{name}_cache", given=cache.dtype, expected=rows.dtype, fix=f"It takes rows of {name}."
+        )
+    head_axis = 2 if kv_layout == "NHD" else 1
+    fits = cache.ndim == 4 and rows.ndim == 3 and tuple(rows.shape[1:]) == (cache.shape[head_axis], cache.shape[3])
+    if not fits or rows.shape[0] != slots.shape[0]:
+        raise ShapeMismatch(
+            name=f"{name} and {name}_cache",
+            given=f"{tuple(rows.shape)} and {tuple(cache.shape)}",
+            expected=f"[n, H_kv, D] and a 4-D {kv_layout} cache of the same heads and head_dim",
+            fix="Check kv_layout.",
+        )
+    capacity = cache.shape[0] * cache.shape[3 - head_axis]
+    if slots.device.type == "cpu" and slots.numel():
+        low, high = int(slots.min()), int(slots.max())
+        if low < -1 or high >= capacity:
+            raise InvalidMetadata(
+                name="slots",
+                given=f"{low}..{high}",
+                expected=f"-1..{capacity - 1}",
+                fix="slot = page * page_size + offset.",
+            )

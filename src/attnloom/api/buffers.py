@@ -1,0 +1,56 @@
+"""Workspace: the engine's own, or a caller's buffer, as 1-D uint8."""
+
+from __future__ import annotations
+
+import torch
+
+from attnloom.errors import BufferTooSmall, DeviceMismatch, InvalidArgument
+
+ALIGNMENT = 16
+
+
+def new_workspace(nbytes: int, device: torch.device) -> torch.Tensor:
+    """Uninitialised uint8 [nbytes]; the only place where the engine allocates a workspace."""
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
+def check_workspace(workspace: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A caller's workspace, or an error that says what one looks like."""
+    if not isinstance(workspace, torch.Tensor) or workspace.dtype != torch.uint8 or workspace.ndim != 1:
+        given = (
+            f"{workspace.ndim}-D {workspace.dtype}" if isinstance(workspace, torch.Tensor) else type(workspace).__name__
+        )
+        raise InvalidArgument(
+            name="workspace",
+            given=given,
+            supported="a 1-D uint8 tensor",
+            fix="Use torch.empty(attn.workspace_size(), dtype=torch.uint8).",
+        )
+    if workspace.device != device:
+        raise DeviceMismatch(name="workspace", given=workspace.device, expected=device)
+    if workspace.stride(0) != 1 or workspace.data_ptr() % ALIGNMENT:
+        raise InvalidArgument(
+            name="workspace",
+            given=f"stride {workspace.stride(0)}, address {workspace.data_ptr()}",
+            supported=f"contiguous, aligned to {ALIGNMENT} bytes",
+            fix="Slice it at a multiple of 16 bytes.",
+        )
+    return workspace
+
+
+class Workspace:
+    """Holds the buffer of one engine object: grows it if it is the engine's own, refuses if it is the caller's."""
+
+    def __init__(self, given: torch.Tensor | None, device: torch.device) -> None:
+        self.device = device
+        self.owned = given is None
+        self.buffer = None if given is None else check_workspace(given, device)
+
+    def ensure(self, nbytes: int) -> None:
+        """Have at least `nbytes`. Raises BufferTooSmall for a caller's buffer with fewer."""
+        have = 0 if self.buffer is None else self.buffer.shape[0]
+        if have >= nbytes:
+            return
+        if not self.owned:
+            raise BufferTooSmall(given=have, needed=nbytes)
+        self.buffer = new_workspace(nbytes, self.device)

@@ -1,0 +1,190 @@
+"""From a caller's lengths and page tables to a Plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnloom.errors import InvalidArgument, InvalidMetadata
+from attnloom.formats import KVFormat, PagedKV, RaggedKV, ResolvedKV, exclusive_cumsum, host_indptr, host_ints
+from attnloom.formats.index import IntArray
+from attnloom.formats.paged import BlockTableKV
+from attnloom.schedule.cost import CostModel
+from attnloom.schedule.planner import Problem, schedule
+from attnloom.schedule.work import PageView, Plan, TileClass
+from attnloom.spec import AttentionSpec
+from attnloom.variant.bounds import BoundsProgram
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """Validated host copies of what `plan` was given; enough to schedule again.
+
+    qo_indptr int64 [batch + 1]; kv: lengths and pages; q_pos, kv_pos: int64 host copies or None;
+    q_pos_device, kv_pos_device: int32 copies for the kernels or None.
+    """
+
+    qo_indptr: IntArray
+    qo_len: IntArray
+    kv: ResolvedKV
+    q_pos: IntArray | None
+    kv_pos: IntArray | None
+    q_pos_device: torch.Tensor | None
+    kv_pos_device: torch.Tensor | None
+
+    @property
+    def total_q(self) -> int:
+        """Query rows of the whole batch."""
+        return int(self.qo_indptr[-1])
+
+
+def gather_inputs(
+    qo_indptr: Any, kv: Any, *, spec: AttentionSpec, device: torch.device, q_pos: Any, kv_pos: Any
+) -> PlanInputs:
+    """Validate and copy. Raises from attnloom.errors before anything is launched."""
+    if not isinstance(kv, KVFormat):
+        raise InvalidArgument(
+            name="kv",
+            given=type(kv).__name__,
+            supported="RaggedKV, PagedKV or PagedKV.from_block_table",
+            fix="Wrap the page table: al.PagedKV(kv_indptr, kv_indices, kv_last_page_len, page_size=...).",
+        )
+    _check_page_size(spec, kv)
+    indptr = host_indptr("qo_indptr", qo_indptr)
+    resolved = kv.resolve(indptr.shape[0] - 1, device)
+    q_host, q_device = _positions("q_pos", q_pos, int(indptr[-1]), device)
+    kv_host, kv_device = _positions("kv_pos", kv_pos, int(resolved.kv_len.sum()), device)
+    return PlanInputs(indptr, indptr[1:] - indptr[:-1], resolved, q_host, kv_host, q_device, kv_device)
+
+
+def build_plan(
+    inputs: PlanInputs,
+    *,
+    spec: AttentionSpec,
+    bounds: BoundsProgram,
+    operands: Mapping[str, Any],
+    classes: tuple[TileClass, ...],
+    cost: CostModel,
+    planner: str,
+    device: torch.device,
+) -> Plan:
+    """Schedule the batch and lay the Plan's arrays on `device`."""
+    kv = inputs.kv
+    default_positions = inputs.q_pos is None and inputs.kv_pos is None
+    bands = bounds.bands(inputs.qo_len, kv.kv_len, operands, default_positions)
+    problem = Problem(
+        qo_indptr=inputs.qo_indptr,
+        kv_len=kv.kv_len,
+        group_size=spec.group_size,
+        num_kv_heads=spec.num_kv_heads,
+        bands=bands,
+        q_pos=inputs.q_pos,
+        kv_pos=inputs.kv_pos,
+    )
+    class_plans, merges = schedule(problem, classes, planner=planner, cost=cost).to_classes(device)
+    kv_indptr = exclusive_cumsum(kv.kv_len)
+    batch = inputs.qo_len.shape[0]
+    view = PageView(
+        pages=kv.pages,
+        page_start=_place(kv.page_start, torch.int64, device),
+        kv_len=_place(kv.kv_len, torch.int32, device),
+        page_size=kv.page_size,
+    )
+    return Plan(
+        batch=batch,
+        total_q=inputs.total_q,
+        total_kv=int(kv_indptr[-1]),
+        num_qo_heads=spec.num_qo_heads,
+        num_kv_heads=spec.num_kv_heads,
+        qo_indptr=_place(inputs.qo_indptr, torch.int32, device),
+        kv_indptr=_place(kv_indptr, torch.int64, device),
+        levels=(view,),
+        level_indptr=(0, batch),
+        classes=class_plans,
+        merges=merges,
+        row_maps=None,
+        deterministic=False,
+        has_q_pos=inputs.q_pos is not None,
+        has_kv_pos=inputs.kv_pos is not None,
+    )
+
+
+def check_num_ctas(num_ctas: Any) -> None:
+    """num_ctas is None or an integer of at least 1."""
+    if num_ctas is None:
+        return
+    if isinstance(num_ctas, bool) or not isinstance(num_ctas, int) or num_ctas < 1:
+        raise InvalidArgument(
+            name="num_ctas", given=num_ctas, supported="an integer >= 1", fix="Leave it out for the device's default."
+        )
+
+
+def check_page_ids(kv: ResolvedKV) -> None:
+    """No page id is negative; reads the page table on the host (one synchronisation on a GPU)."""
+    low, _ = kv.host_page_bounds()
+    if low < 0:
+        raise InvalidMetadata(
+            name="page table",
+            given=f"page id {low}",
+            expected="ids >= 0",
+            fix="Check the ids of the requests' own pages.",
+        )
+
+
+def check_pages(kv: ResolvedKV, num_rows: int, *, name: str) -> None:
+    """Every page (or row) of the plan lies in a cache of `num_rows` pages (rows)."""
+    if kv.pages is None:
+        if kv.capacity > num_rows:
+            raise InvalidMetadata(
+                name=name,
+                given=f"{num_rows} rows",
+                expected=f"at least kv_indptr[-1] = {kv.capacity}",
+                fix="Plan for the lengths that you run.",
+            )
+        return
+    low, high = kv.host_page_bounds()
+    if low < 0 or high >= num_rows:
+        raise InvalidMetadata(
+            name="page table",
+            given=f"page ids {low}..{high}",
+            expected=f"0..{num_rows - 1} ({name} has {num_rows} pages)",
+            fix="Check the ids of the requests' own pages.",
+        )
+
+
+def _check_page_size(spec: AttentionSpec, kv: KVFormat) -> None:
+    if spec.page_size is None or isinstance(kv, RaggedKV):
+        return
+    if isinstance(kv, (PagedKV, BlockTableKV)) and kv.page_size != spec.page_size:
+        raise InvalidArgument(
+            name="kv.page_size",
+            given=kv.page_size,
+            supported=f"{spec.page_size}, as the constructor was given",
+            fix="Construct with page_size=None to choose it at plan.",
+        )
+
+
+def _positions(
+    name: str, value: Any, expected: int, device: torch.device
+) -> tuple[IntArray | None, torch.Tensor | None]:
+    if value is None:
+        return None, None
+    host = host_ints(name, value)
+    if host.shape[0] != expected:
+        raise InvalidMetadata(
+            name=name, given=f"{host.shape[0]} elements", expected=f"{expected}, one a packed row", fix=""
+        )
+    limit = 2**31 - 1
+    if host.shape[0] and (int(host.max()) > limit or int(host.min()) < -limit):
+        raise InvalidMetadata(name=name, given="values outside int32", expected="int32 positions", fix="")
+    return host, _place(host, torch.int32, device)
+
+
+def _place(array: IntArray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A device copy of a host array."""
+    narrow = np.int32 if dtype == torch.int32 else np.int64
+    return torch.from_numpy(array.astype(narrow)).to(device)
