@@ -14,8 +14,8 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-warn-conflicts
-LINT_IMPORTS := $(BIN)/lint-imports --no-cache
+PIP := $(PY) -m pip install -qq --disable-pip-version-check --no-warn-conflicts
+LINT_IMPORTS := $(BIN)/lint-imports --no-cache --no-logo
 
 # Installed with --no-deps, so constraints.txt cannot hold them.
 TRITON_PIN := triton==3.6.0
