@@ -1,0 +1,63 @@
+"""What a work item costs, one constant set per target, and what a plan costs each CTA."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+
+from attnloom.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Time of one work item in microseconds: ``fixed + alpha * tile_q + beta * keys``.
+
+    keys are those of the item's non-empty kv tiles, rounded up to TILE_KV; one kv head.
+
+    fixed        starting an item and writing its result
+    alpha        per packed row of the tile
+    beta         per key
+    merge_fixed  what any split costs: the merge phase exists
+    merge_slot   reading one partial state while merging
+    min_chunk    keys below which Algorithm 1 does not split
+    measured     where the numbers come from; empty: not measured, estimated from the target's data sheet
+    """
+
+    fixed: float
+    alpha: float
+    beta: float
+    merge_fixed: float = 0.0
+    merge_slot: float = 0.0
+    min_chunk: int = 128
+    measured: str = ""
+
+    def __post_init__(self) -> None:
+        for field in fields(self)[:6]:
+            value = getattr(self, field.name)
+            if not (math.isfinite(value) and value >= 0) or (field.name == "beta" and value == 0):
+                raise InvalidArgument(
+                    name=f"CostModel.{field.name}",
+                    given=value,
+                    supported="a finite number >= 0 (beta > 0)",
+                    fix="Give microseconds per item, row or key.",
+                )
+
+    def item(self, tile_q: int, keys: int) -> float:
+        """Microseconds of an item whose non-empty kv tiles hold ``keys`` (whole tiles)."""
+        return self.fixed + self.alpha * tile_q + self.beta * keys
+
+
+COSTS: Mapping[str, CostModel] = MappingProxyType(
+    {
+        "cpu": CostModel(fixed=30.0, alpha=0.1, beta=0.02, merge_fixed=30.0, merge_slot=5.0, min_chunk=256),
+        "sm90": CostModel(fixed=1.5, alpha=0.005, beta=0.015, merge_fixed=3.0, merge_slot=0.1, min_chunk=256),
+        "gpu": CostModel(fixed=2.0, alpha=0.01, beta=0.03, merge_fixed=4.0, merge_slot=0.15, min_chunk=256),
+    }
+)
+
+
+def cost_model(arch: str) -> CostModel:
+    """The constants of a target's arch ("cpu", "sm90", ...); a GPU without a row of its own takes the row "gpu"."""
+    return COSTS.get(arch, COSTS["gpu"])
