@@ -1,0 +1,1 @@
+"""Adapters to serving frameworks, each a thin package over the public API."""

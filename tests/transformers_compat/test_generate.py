@@ -1,0 +1,84 @@
+"""generate() on AttnLoom gives eager attention's tokens, and would not without each feature."""
+
+import pytest
+import torch
+
+from attnloom.integrations.transformers import NAME, enable
+from tests.transformers_compat import models
+
+
+@pytest.mark.parametrize("name", models.CASES)
+def test_tokens_equal_eager(name):
+    model, rows = models.CASES[name].build(), models.prompts()
+    alone, padded = models.generate_alone(model, rows), models.generate_padded(model, rows)
+    assert padded == alone
+    assert enable(model) is model
+    assert model.config._attn_implementation == NAME
+    assert models.generate_alone(model, rows) == alone
+    assert models.generate_padded(model, rows) == alone
+
+
+@pytest.mark.parametrize(("name", "feature"), models.SWITCHED)
+def test_tokens_differ_without_the_feature(name, feature, monkeypatch):
+    model, rows = models.CASES[name].build(), models.prompts()
+    expected = models.generate_alone(model, rows)
+    enable(model)
+    models.switch_off(monkeypatch, feature)
+    assert models.generate_alone(model, rows) != expected
+
+
+@pytest.mark.parametrize("name", models.CASES)
+def test_tokens_differ_when_padding_is_ignored(name, monkeypatch):
+    model, rows = models.CASES[name].build(), models.prompts()
+    expected = models.generate_padded(model, rows)
+    enable(model)
+    models.switch_off(monkeypatch, "padding")
+    assert models.generate_padded(model, rows) != expected
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_masks_with_holes(name):
+    """Padding in the middle of a row, as turns of a padded chat leave it."""
+    model, rows = models.CASES[name].build(), models.prompts()
+    inputs = models.left_padded(rows)
+    for row, start in enumerate((46, 30, 5, 38, 12)):
+        inputs["attention_mask"][row, start : start + 3] = 0
+    expected = model.generate(**inputs, **models.GREEDY)
+    assert not torch.equal(expected, model.generate(**models.left_padded(rows), **models.GREEDY))
+    torch.testing.assert_close(enable(model).generate(**inputs, **models.GREEDY), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_static_cache(name):
+    """A static cache hands over slots that nothing was written to."""
+    model, rows = models.CASES[name].build(), models.prompts()
+    inputs = models.left_padded(rows)
+    expected = model.generate(**inputs, **models.GREEDY)
+    tokens = enable(model).generate(**inputs, **models.GREEDY, cache_implementation="static")
+    torch.testing.assert_close(tokens, expected, rtol=0, atol=0)
+
+
+def test_beam_search_and_sampled_batches_reorder_the_cache():
+    model, rows = models.CASES["llama"].build(), models.prompts()
+    options = {**models.GREEDY, "num_beams": 3, "num_return_sequences": 2}
+    inputs = models.left_padded(rows)
+    expected = model.generate(**inputs, **options)
+    torch.testing.assert_close(enable(model).generate(**inputs, **options), expected, rtol=0, atol=0)
+
+
+def test_logits_without_a_cache():
+    model, rows = models.CASES["gpt_oss"].build(), models.prompts()
+    inputs = models.left_padded(rows)
+    real = inputs["attention_mask"].bool()
+    with torch.no_grad():
+        expected = model(**inputs, use_cache=False).logits[real]
+        got = enable(model)(**inputs, use_cache=False).logits[real]
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_switching_back_leaves_attnloom():
+    model, rows = models.CASES["llama"].build(), models.prompts()[:1]
+    expected = models.generate_alone(model, rows)
+    enable(model).set_attn_implementation("eager")
+    assert model.config._attn_implementation == "eager"
+    assert models.generate_alone(model, rows) == expected
