@@ -32,7 +32,9 @@ class BufferTooSmall(AttnLoomError, ValueError):
 class DeviceMismatch(AttnLoomError, ValueError):
     """A tensor lies on another device than the object that gets it."""
 
-    template = "{name} is on {given}, expected {expected}. Move it with .to('{expected}') or build the object for {given}."
+    template = (
+        "{name} is on {given}, expected {expected}. Move it with .to('{expected}') or build the object for {given}."
+    )
 
 
 class DtypeMismatch(AttnLoomError, TypeError):
@@ -44,7 +46,9 @@ class DtypeMismatch(AttnLoomError, TypeError):
 class GradientRequired(AttnLoomError, RuntimeError):
     """An input requires a gradient; attnloom is forward only."""
 
-    template = "{name} requires a gradient, and attnloom computes forward only. Detach it or call under torch.no_grad()."
+    template = (
+        "{name} requires a gradient, and attnloom computes forward only. Detach it or call under torch.no_grad()."
+    )
 
 
 class InvalidArgument(AttnLoomError, ValueError):
@@ -63,6 +67,12 @@ class MissingDependency(AttnLoomError, ImportError):
     """An optional package that the call needs is not installed."""
 
     template = "{feature} needs the package {package} ({reason}). Install it with: pip install {package}"
+
+
+class ModelUnavailable(AttnLoomError, ValueError):
+    """A language model that the demo cannot load."""
+
+    template = "cannot load a model from {path}: {reason}. {fix}"
 
 
 class NotYetSupported(AttnLoomError, NotImplementedError):

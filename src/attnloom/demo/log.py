@@ -1,0 +1,104 @@
+"""The step log: a line for every step in which something happens, one for each run of plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attnloom.demo.console import Console
+from attnloom.demo.steps import Row, Step
+
+# with more requests the columns shrink to one character
+_WIDE = 16
+# names that a note lists before it counts the rest
+_NAMES = 5
+
+
+class StepLog:
+    """Prints steps as columns of requests: prompt tokens computed, `d` for one token decoded, `·` not running.
+
+    `arrivals` grows while requests arrive: (steps done before, names).
+    """
+
+    def __init__(
+        self, console: Console, requests: Sequence[str], arrivals: Sequence[tuple[int, tuple[str, ...]]] = ()
+    ) -> None:
+        self._console = console
+        self._arrivals = arrivals
+        self._requests = tuple(requests)
+        self._wide = len(self._requests) <= _WIDE
+        self._quiet: list[Step] = []
+        self._owners: dict[int, tuple[str, ...]] = {}
+        self._tokens = 0
+
+    def header(self) -> None:
+        """What the columns mean."""
+        say = self._console.line
+        say(
+            "Columns are requests: a number is prompt tokens computed in that step, d one token decoded, · not running."
+        )
+        if self._wide:
+            names = "".join(f"{name:>4}" for name in self._requests)
+        else:
+            names = "  " + f"{self._requests[0]} … {self._requests[-1]}".ljust(len(self._requests))
+        say(self._console.style(f"{'step':>7} {'tokens':>6} {'ms':>6} │{names} │ what happened", "dim"))
+
+    def add(self, step: Step) -> None:
+        """The next step; it is printed now, or with its like when something else happens."""
+        self._tokens += sum(not row.unfinished for row in step.rows)
+        notes = self._notes(step)
+        if not notes and not step.prefills:
+            if self._quiet and [row.request for row in self._quiet[-1].rows] != [row.request for row in step.rows]:
+                self._flush()
+            self._quiet.append(step)
+            self._console.status(f"step {step.number}: {len(step.rows)} requests decode, {self._tokens} tokens so far")
+            return
+        self._flush()
+        self._print(str(step.number), step, step.seconds, notes)
+
+    def close(self) -> None:
+        """Print what is held back."""
+        self._flush()
+
+    def _flush(self) -> None:
+        steps, self._quiet = self._quiet, []
+        if not steps:
+            return
+        first, last = steps[0].number, steps[-1].number
+        label = str(first) if first == last else f"{first}–{last}"
+        self._print(label, steps[-1], sum(step.seconds for step in steps) / len(steps), [])
+
+    def _print(self, label: str, step: Step, seconds: float, notes: list[str]) -> None:
+        rows = {row.request: row for row in step.rows}
+        cells = "".join(self._cell(rows.get(name)) for name in self._requests)
+        left = "" if self._wide else "  "
+        text = f"{label:>7} {step.tokens:>6} {seconds * 1e3:>6.0f} │{left}{cells} │ {'; '.join(notes)}"
+        self._console.line(text.rstrip())
+
+    def _cell(self, row: Row | None) -> str:
+        text = "·" if row is None else (str(row.new) if self._wide else "P") if row.prefill else "d"
+        return f"{text:>4}" if self._wide else text
+
+    def _notes(self, step: Step) -> list[str]:
+        notes = [f"{_names(names)} arrive" for steps, names in self._arrivals if steps == step.number - 1]
+        if step.joined:
+            notes.append(f"{_names(step.joined)} join")
+        notes += self._newly_shared(step)
+        notes += [f"{name} leaves with {count} tokens" for name, count in step.left]
+        return notes
+
+    def _newly_shared(self, step: Step) -> list[str]:
+        """Pages that more requests hold than when they were last mentioned."""
+        fresh: dict[tuple[str, ...], list[int]] = {}
+        for page, who in step.shared_pages().items():
+            if not set(who) <= set(self._owners.get(page, ())):
+                fresh.setdefault(who, []).append(page)
+                self._owners[page] = who
+        return [
+            f"page{'s' if len(pages) > 1 else ''} {' '.join(map(str, pages))} shared by {_names(who)}"
+            for who, pages in fresh.items()
+        ]
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - _NAMES
+    return " ".join(names[:_NAMES]) + (f" and {more} more" if more > 0 else "")
