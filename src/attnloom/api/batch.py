@@ -216,9 +216,9 @@ class BatchAttention:
             )
         return out, lse
 
-    def explain(self) -> explain.Explanation:
-        """What the current plan does: a table, a timeline of its CTAs, its bytes, flops and balance."""
-        return explain.report(self._planned().plan, self.spec)
+    def explain(self, target_name: str | explain.Card = "h200") -> explain.Explanation:
+        """The current plan for people: a table, a timeline of its CTAs, and the limits of the card `target_name`."""
+        return explain.report(self._planned().plan, self.spec, target_name, cost=self._cost)
 
     @property
     def current_plan(self) -> Plan:
