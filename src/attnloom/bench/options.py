@@ -1,0 +1,80 @@
+"""The options of `attnloom bench`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from attnloom.bench.arguments import DTYPES, heads, page_size
+from attnloom.bench.timing import MIN_ROUNDS
+
+COMMANDS = ("attention", "plan")
+
+_EPILOG = """\
+examples:
+  attnloom bench --workload sharegpt_64 --mode decode --dtype bf16
+  attnloom bench --workload zipf_16x1024 uniform_16x1024 --mode prefill --page-size ragged
+  attnloom bench --preset cpu-figures
+
+Attention is causal. Each result is first compared with torch SDPA, within a tolerance derived from torch's own error
+in a wider type. Then both run in interleaved rounds; torch is called request by request on K and V gathered
+beforehand, at its faster memory layout. The ratio is torch's time / AttnLoom's. Planning is not part of it.
+To measure as on a CPU without AVX-512: ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 attnloom bench ...
+"""
+
+
+def complete(words: list[str]) -> list[str]:
+    """`bench` alone, or followed by options, means `bench attention`."""
+    at = words.index("bench") + 1
+    named = at < len(words) and (words[at] in COMMANDS or words[at] in ("-h", "--help"))
+    return words if named else [*words[:at], "attention", *words[at:]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`bench attention` and `bench plan` with their options."""
+    from attnloom.bench import plan
+
+    commands = parser.add_subparsers(dest="bench_command", required=True, metavar="[attention | plan]")
+    attention = commands.add_parser(
+        "attention",
+        help="attention beside torch SDPA (the default)",
+        description="Time attention beside torch SDPA.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _attention_arguments(attention)
+    planner = commands.add_parser("plan", help="the planner alone", description="Time the planner.")
+    plan.add_arguments(planner)
+    planner.set_defaults(bench=plan.run)
+
+
+def _attention_arguments(parser: argparse.ArgumentParser) -> None:
+    from attnloom.bench import command
+
+    what = parser.add_argument_group("what is run")
+    what.add_argument(
+        "--workload", nargs="+", default=["uniform_16x1024"], metavar="NAME", help="default: uniform_16x1024"
+    )
+    what.add_argument(
+        "--mode",
+        nargs="+",
+        choices=("decode", "prefill", "mixed"),
+        default=["decode"],
+        metavar="MODE",
+        help="decode, prefill, mixed",
+    )
+    what.add_argument(
+        "--dtype", nargs="+", choices=tuple(DTYPES), default=["bf16"], metavar="T", help="fp32, bf16, fp16"
+    )
+    what.add_argument("--page-size", nargs="+", type=page_size, default=[16], metavar="N", help="or 'ragged'")
+    what.add_argument("--heads", type=heads, default=(32, 8), metavar="QO/KV", help="default: 32/8")
+    what.add_argument("--head-dim", type=int, default=128, metavar="D", help="default: 128")
+    what.add_argument("--preset", choices=("cpu-figures",), help="instead: a fixed list of cases, with their targets")
+    how = parser.add_argument_group("how")
+    how.add_argument("--implementation", metavar="NAME", help="see `attnloom info`; default: the first that can run")
+    how.add_argument("--device", default="cpu", help="default: cpu")
+    how.add_argument("--num-ctas", type=int, metavar="N", help="default: the implementation's own")
+    how.add_argument("--threads", type=int, metavar="N", help="torch threads; default: torch's, a preset's own")
+    how.add_argument("--rounds", type=int, default=9, metavar="N", help=f"at least {MIN_ROUNDS}; default: 9")
+    how.add_argument("--output-dir", type=Path, default=Path("out/bench"), metavar="DIR", help="default: out/bench")
+    parser.set_defaults(bench=command.run)

@@ -1,0 +1,83 @@
+"""Timing two things against each other on a machine that drifts: interleaved rounds, ratios per round."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+Call = Callable[[], object]
+Clock = Callable[[Call, int], float]
+
+MIN_ROUNDS = 7  # with fewer, quartiles say nothing
+
+_SAMPLE_SECONDS = 0.03
+_MOST_CALLS = 200
+_L2_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median and interquartile range of at least two values.
+
+    >>> spread([1.0, 2.0, 3.0, 4.0, 5.0])
+    Spread(median=3.0, low=2.0, high=4.0)
+    """
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(median, low, high)
+
+
+def clock(device: torch.device) -> Clock:
+    """A function (call, n) -> mean seconds of n calls; on a GPU each finds a cold L2."""
+    if device.type != "cuda":
+        return _host_seconds
+    flush = torch.empty(_L2_BYTES, dtype=torch.int8, device=device)
+
+    def device_seconds(call: Call, calls: int) -> float:
+        total = 0.0
+        for _ in range(calls):
+            flush.zero_()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            call()
+            end.record()
+            end.synchronize()
+            total += begin.elapsed_time(end) * 1e-3
+        return total / calls
+
+    return device_seconds
+
+
+def calls_per_sample(call: Call, measure: Clock) -> int:
+    """How many calls make one sample long enough to be timed."""
+    measure(call, 1)
+    return max(1, min(_MOST_CALLS, round(_SAMPLE_SECONDS / max(measure(call, 2), 1e-7))))
+
+
+def interleave(ours: Call, peer: Call, rounds: int, measure: Clock) -> tuple[list[float], list[float]]:
+    """Seconds of both in each round; who goes first alternates."""
+    pair = (ours, peer)
+    calls = [calls_per_sample(call, measure) for call in pair]
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for i in range(rounds):
+        for which in (0, 1) if i % 2 == 0 else (1, 0):
+            seconds[which].append(measure(pair[which], calls[which]))
+    return seconds
+
+
+def _host_seconds(call: Call, calls: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - begin) / calls
