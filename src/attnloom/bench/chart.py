@@ -60,6 +60,6 @@ def _bar(result: Result, y: float, scale: float) -> list[str]:
         x = _LEFT + result.case.target * scale
         parts.append(f'<path d="M{x:.1f} {y - 3:.1f}v{_BAR + 6:.0f}" stroke="{INK}" stroke-width="3"/>')
     run = result.ours.median
-    words = f"{ratio.median:.2f} ×   {duration(run)}, {rate(result, run)}"
-    parts.append(text(_RIGHT + 14, middle + 4, words))
+    parts.append(text(_RIGHT + 14, middle + 4, f"{ratio.median:.2f}×", weight=600))
+    parts.append(text(_RIGHT + 62, middle + 4, f"AttnLoom {duration(run)}, {rate(result, run)}", fill=MUTED))
     return parts
