@@ -35,7 +35,9 @@ def places(pieces: Ints, order: Ints, workers: int, num_ctas: int) -> Any:
         indptr[pieces[p, CTA] + 1] += 1
     for c in range(num_ctas):
         indptr[c + 1] += indptr[c]
-    cursor = indptr[:workers].copy()
+    cursor = np.empty(workers, np.int64)
+    for c in range(workers):
+        cursor[c] = indptr[c]
     place = np.empty(pieces.shape[0], np.int64)
     for i in range(order.shape[0]):
         cta = pieces[order[i], CTA]
@@ -94,7 +96,7 @@ def assemble(found: Any, cut: Any, unit_ids: Ints, heads: int, shape: Any) -> An
     slots = np.empty(pieces.shape[0], np.int32)
     num_merges = 0
     slot = 0
-    cursor = (0, 0)
+    cursor = (np.int64(0), np.int64(0))
     for p in range(pieces.shape[0]):
         piece = pieces[p]
         unit = unit_ids[piece[UNIT]]
@@ -106,13 +108,17 @@ def assemble(found: Any, cut: Any, unit_ids: Ints, heads: int, shape: Any) -> An
         item_segments[at, 0] = tile[t.SEG_START]
         item_segments[at, 1] = tile[t.SEG_COUNT]
         if piece[FIRST] == 0:
-            cursor = (tile[t.SEG_START], 0)
-        items[at, KV_BEGIN], items[at, KV_END] = 0, 0
+            cursor = (tile[t.SEG_START], np.int64(0))
+        begin = 0
+        end = 0
         if tile[t.SEG_COUNT] > 0:
-            items[at, KV_BEGIN], items[at, KV_END], cursor = kv_range(segments, shape.tile_kv, cursor, piece)
+            begin, end, cursor = kv_range(segments, shape.tile_kv, cursor, piece)
+        items[at, KV_BEGIN] = begin
+        items[at, KV_END] = end
         if partial:
             if piece[FIRST] == 0:
-                entries[num_merges] = items[at, :5]
+                for field in range(5):
+                    entries[num_merges, field] = items[at, field]
                 num_merges += 1
             slots[slot] = slot
             slot += 1

@@ -17,17 +17,27 @@ _BUCKETS = 1 << _RADIX_BITS
 
 
 @inner
+def counting(count: int) -> Ints:
+    """0, 1, ..., count - 1."""
+    numbers = np.empty(count, np.int64)
+    for i in range(count):
+        numbers[i] = i
+    return numbers
+
+
+@inner
 def longest_first_order(sizes: Ints) -> Ints:
     """Indices by falling size, equal sizes in their order (a radix sort: one pass where sizes are small)."""
-    order = np.arange(sizes.shape[0])
-    if sizes.shape[0] < 2:
-        return order
-    largest = sizes.max()
-    other = np.empty_like(order)
+    order = counting(sizes.shape[0])
+    largest = 0
+    for i in range(sizes.shape[0]):
+        largest = max(largest, sizes[i])
+    other = np.empty(sizes.shape[0], np.int64)
     ends = np.empty(_BUCKETS, np.int64)
     shift = 0
     while (largest >> shift) > 0:
-        ends[:] = 0
+        for b in range(_BUCKETS):
+            ends[b] = 0
         for i in range(order.shape[0]):
             ends[(sizes[i] >> shift) & (_BUCKETS - 1)] += 1
         total = 0
@@ -72,7 +82,7 @@ def sink_top(loads: Floats, ctas: Ints) -> None:
 def assign_longest_first(sizes: Ints, order: Ints, overhead: float, num_ctas: int) -> Any:
     """Give the items, in this order, each to the CTA with the least load: (cta per item, greatest load)."""
     loads = np.zeros(num_ctas, np.float64)
-    ctas = np.arange(num_ctas)
+    ctas = counting(num_ctas)
     chosen = np.empty(sizes.shape[0], np.int64)
     span = 0.0
     for i in range(order.shape[0]):

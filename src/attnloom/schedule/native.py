@@ -51,7 +51,9 @@ def plan_class(batch: t.Batch, mask: t.Mask, shape: t.Shape, costs: Costs, chunk
         pieces = np.empty((0, 4), np.int64)
         order = np.empty(0, np.int64)
     elif least_chunk >= 0:
-        keys = num_heads * tiles[:, t.KEYS].sum()
+        keys = 0
+        for tile in range(tiles.shape[0]):
+            keys += num_heads * tiles[tile, t.KEYS]
         length = max(least_chunk, (keys + shape.num_ctas - 1) // shape.num_ctas, 1)
         pieces, order = algorithm1(sizes, (length + shape.tile_kv - 1) // shape.tile_kv, costs)
     else:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attnloom.schedule.balance import assign_longest_first, longest_first_order
+from attnloom.schedule.balance import assign_longest_first, counting, longest_first_order
 from attnloom.schedule.jit import inner
 
 Ints = npt.NDArray[np.int64]
@@ -71,10 +71,13 @@ def chunks(sizes: Ints, length: int) -> Ints:
 def algorithm1(sizes: Ints, length: int, costs: Costs) -> Any:
     """The paper's Algorithm 1 once its chunk length (in kv tiles) is known: (pieces, order of running)."""
     pieces = chunks(sizes, length)
-    lengths = pieces[:, LAST] - pieces[:, FIRST]
+    lengths = np.empty(pieces.shape[0], np.int64)
+    for p in range(pieces.shape[0]):
+        lengths[p] = pieces[p, LAST] - pieces[p, FIRST]
     order = longest_first_order(lengths)
     ctas, _ = assign_longest_first(lengths, order, costs.overhead, costs.workers)
-    pieces[:, CTA] = ctas
+    for p in range(pieces.shape[0]):
+        pieces[p, CTA] = ctas[p]
     return pieces, order
 
 
@@ -95,7 +98,7 @@ def fill(sizes: Ints, costs: Costs, least: int, limit: float, pieces: Ints) -> i
             room = limit - load - costs.overhead
             take = left
             if left > room:
-                take = min(int(np.floor(room)), left - least)
+                take = min(np.int64(max(room, 0.0)), left - least)
             if left <= room or take >= least:
                 if write:
                     pieces[count, UNIT] = unit
@@ -167,14 +170,18 @@ def stream(sizes: Ints, costs: Costs) -> Any:
     cheapest of a few cuttings. Every result's makespan is at most total / workers + 2 * (overhead + 1).
     """
     units = sizes.shape[0]
-    total = costs.overhead * units + sizes.sum()
+    total = costs.overhead * units
+    largest = 0
+    for unit in range(units):
+        total += sizes[unit]
+        largest = max(largest, sizes[unit])
     if costs.workers == 1:
-        return whole_units(sizes, np.zeros(units, np.int64)), np.arange(units)
+        return whole_units(sizes, np.zeros(units, np.int64)), counting(units)
     bound = total / costs.workers + 2 * (costs.overhead + 1)
     whole_time = np.inf
-    order = np.arange(units)
+    order = counting(units)
     ctas = order
-    if costs.overhead + sizes.max() <= bound:
+    if costs.overhead + largest <= bound:
         by_length = longest_first_order(sizes)
         ctas, span = assign_longest_first(sizes, by_length, costs.overhead, costs.workers)
         if span <= bound:
@@ -185,14 +192,14 @@ def stream(sizes: Ints, costs: Costs) -> Any:
     fair = 1 + int(costs.overhead / 2)  # a piece below half of its overhead is not worth cutting
     best = whole_units(sizes, ctas)
     best_time = whole_time
-    table = np.empty((units + costs.workers, 4), np.int64)
     for attempt in range(3 if fair > 1 else 2):
         least = 1 if attempt == 2 else fair
+        table = np.empty((units + costs.workers, 4), np.int64)
         limit = bound if attempt == 1 else least_limit(sizes, costs, least, total)
         pieces = table[: fill(sizes, costs, least, limit, table)]
         time = finish_time(pieces, sizes, costs)
         if time < best_time:
             best_time = time
-            best = pieces.copy()
-            order = np.arange(pieces.shape[0])
+            best = pieces
+            order = counting(pieces.shape[0])
     return best, order

@@ -83,7 +83,7 @@ def unite(runs: Ints, count: int) -> int:
 @inner
 def covered(bands: Any, rows: Any, kv_len: int, tile_kv: int, runs: Ints) -> int:
     """kv tiles that some band touches for q positions rows = (first, last): ordered runs [lo, hi); returns their count."""
-    count = 0
+    count = np.int64(0)  # numba would compile what takes a literal 0 twice
     for j in range(bands.shape[0]):
         first = max(rows[0], bands[j, 2])
         last = min(rows[1], bands[j, 3])
@@ -117,19 +117,27 @@ def room_for(segments: Any, used: int, extra: int) -> Any:
     if used + extra <= segments.shape[0]:
         return segments
     grown = np.empty((2 * segments.shape[0] + extra, 3), np.int32)
-    grown[:used] = segments[:used]
+    for i in range(used):
+        for j in range(3):
+            grown[i, j] = segments[i, j]
     return grown
 
 
 @inner
-def add_segment(segments: Any, at: int, run: Any, full: int, limits: Any) -> int:
-    """Write the kv tiles run = (lo, hi) as a segment; limits = (tile_kv, kv_len); returns its keys."""
-    begin = run[0] * limits[0]
-    end = min(run[1] * limits[0], limits[1])
-    segments[at, 0] = begin
-    segments[at, 1] = end
-    segments[at, 2] = full
-    return end - begin
+def add_segments(segments: Any, at: int, pieces: Ints, count: int, limits: Any) -> Any:
+    """Write pieces of kv tiles (lo, hi, full) as segments; limits = (tile_kv, kv_len); returns (kv tiles, keys)."""
+    tile_kv, kv_len = limits
+    kv_tiles = 0
+    keys = 0
+    for j in range(count):
+        begin = pieces[j, 0] * tile_kv
+        end = min(pieces[j, 1] * tile_kv, kv_len)
+        segments[at + j, 0] = begin
+        segments[at + j, 1] = end
+        segments[at + j, 2] = pieces[j, 2]
+        kv_tiles += pieces[j, 1] - pieces[j, 0]
+        keys += end - begin
+    return kv_tiles, keys
 
 
 @inner
@@ -238,7 +246,7 @@ def find_tiles(batch: Batch, mask: Mask, shape: Shape) -> Any:
     pieces = np.empty((most, 3), np.int64)
     ranges = np.empty((0, 2), np.int64)
     t = 0
-    used = 0
+    used = np.int64(0)
     for i in range(batch.kv_len.shape[0]):
         rows = (batch.qo_indptr[i + 1] - batch.qo_indptr[i]) * batch.group_size
         if not shape.rows_above < rows <= shape.rows_upto:
@@ -258,14 +266,14 @@ def find_tiles(batch: Batch, mask: Mask, shape: Shape) -> Any:
                 num_masked = covered(not_must, span, kv_len, shape.tile_kv, masked) if num_seen else 0
                 count = cut_runs(seen, num_seen, masked, num_masked, pieces)
             segments = room_for(segments, used, count)
-            keys = 0
-            kv_tiles = 0
-            for j in range(count):
-                keys += add_segment(segments, used + j, pieces[j], pieces[j, 2], (shape.tile_kv, kv_len))
-                kv_tiles += pieces[j, 1] - pieces[j, 0]
-            tiles[t, REQUEST], tiles[t, ROW_START], tiles[t, ROW_COUNT] = i, row, row_count
-            tiles[t, SEG_START], tiles[t, SEG_COUNT] = used, count
-            tiles[t, KV_TILES], tiles[t, KEYS] = kv_tiles, keys
+            kv_tiles, keys = add_segments(segments, used, pieces, count, (shape.tile_kv, kv_len))
+            tiles[t, REQUEST] = i
+            tiles[t, ROW_START] = row
+            tiles[t, ROW_COUNT] = row_count
+            tiles[t, SEG_START] = used
+            tiles[t, SEG_COUNT] = count
+            tiles[t, KV_TILES] = kv_tiles
+            tiles[t, KEYS] = keys
             used += count
             t += 1
     return tiles, segments[:used]
