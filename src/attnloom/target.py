@@ -25,6 +25,13 @@ class Target:
     shared_memory: int
     name: str
 
+    @property
+    def arch_name(self) -> str:
+        """"cpu", "sm90" and the like, or "gpu" where there is no compute capability."""
+        if self.kind == "cpu":
+            return "cpu"
+        return "gpu" if self.arch is None else f"sm{self.arch}"
+
     @staticmethod
     def of(device: torch.device) -> Target:
         """Facts of `device`; initialises CUDA only for a CUDA device."""

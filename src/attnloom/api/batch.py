@@ -84,7 +84,7 @@ class BatchAttention:
         self._operands = OperandTable(self._program, self.device)
         self._workspace = Workspace(workspace, self.device)
         self._planner = planner
-        self._cost = cost_model(self._implementation.name, self.target)
+        self._cost = cost_model(self.target.arch_name)
         self._state: _Planned | None = None
         self._why_unplanned = "plan() has not been called"
         self._handle = operator.register(self)
