@@ -187,4 +187,5 @@ def _positions(
 def _place(array: IntArray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A device copy of a host array."""
     narrow = np.int32 if dtype == torch.int32 else np.int64
-    return torch.from_numpy(array.astype(narrow)).to(device)
+    copied = torch.from_numpy(array.astype(narrow))
+    return copied if device.type == "cpu" else copied.to(device)

@@ -47,7 +47,10 @@ def host_indptr(name: str, value: Any) -> IntArray:
         raise InvalidMetadata(name=name, given="no elements", expected="batch + 1 elements, the first 0", fix="")
     if indptr[0] != 0:
         raise InvalidMetadata(
-            name=name, given=f"starts at {indptr[0]}", expected="a first element of 0", fix="Subtract the first element."
+            name=name,
+            given=f"starts at {indptr[0]}",
+            expected="a first element of 0",
+            fix="Subtract the first element.",
         )
     if indptr.shape[0] > 1 and (indptr[1:] < indptr[:-1]).any():
         where = int(np.argmax(indptr[1:] < indptr[:-1]))

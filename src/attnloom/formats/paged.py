@@ -76,7 +76,10 @@ class BlockTableKV(KVFormat):
         expect_length("seq_lens", kv_len, batch, "batch")
         if table.shape[0] != batch:
             raise InvalidMetadata(
-                name="block_table", given=f"{table.shape[0]} rows", expected=f"{batch} (batch)", fix="One row a request."
+                name="block_table",
+                given=f"{table.shape[0]} rows",
+                expected=f"{batch} (batch)",
+                fix="One row a request.",
             )
         longest = _check_seq_lens(kv_len, int(table.shape[1]), self.page_size)
         pages, row_stride = _flat_table(table, -(-longest // self.page_size), device)
@@ -136,7 +139,7 @@ def _device_pages(name: str, value: Any, needed: int, device: torch.device) -> t
             fix="kv_indptr counts pages, not tokens.",
         )
     if pages.device.type == "cpu":
-        return pages[:needed].to(device=device, dtype=torch.int32, copy=True).contiguous()
+        return _copied(pages[:needed], device)
     return pages.to(device=device, dtype=torch.int32).contiguous()
 
 
@@ -146,5 +149,12 @@ def _flat_table(table: torch.Tensor, columns: int, device: torch.device) -> tupl
         rows, stride = table.shape[0], table.stride(0)
         span = (rows - 1) * stride + table.shape[1] if rows else 0
         return table.as_strided((span,), (1,)), stride
-    used = table[:, :columns].to(device=device, dtype=torch.int32, copy=True).contiguous()
-    return used.view(-1), columns
+    if table.device.type == "cpu":
+        return _copied(table[:, :columns], device).view(-1), columns
+    return table[:, :columns].to(device=device, dtype=torch.int32).contiguous().view(-1), columns
+
+
+def _copied(pages: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A contiguous int32 copy of host page ids on `device` (numpy: torch would wake its thread pool for it)."""
+    copied = torch.from_numpy(pages.numpy().astype(np.int32, order="C"))
+    return copied if device.type == "cpu" else copied.to(device)
