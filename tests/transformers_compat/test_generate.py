@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attnloom.integrations.transformers import NAME, enable
+from attnloom.integrations.transformers import NAME, enable, layer
 from tests.transformers_compat import models
 
 
@@ -74,6 +74,21 @@ def test_logits_without_a_cache():
         expected = model(**inputs, use_cache=False).logits[real]
         got = enable(model)(**inputs, use_cache=False).logits[real]
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_packed_rows_equal_rows_apart(is_causal):
+    """Sequences of 3, 1 and 7 in one row, told apart by cu_seq_lens."""
+    generator, attention = torch.Generator().manual_seed(2), torch.nn.Module()
+    q, k, v = (torch.randn(1, heads, 11, 16, generator=generator) for heads in (4, 2, 2))
+    cu = torch.tensor([0, 3, 4, 11], dtype=torch.int32)
+    got, weights = layer.attention(attention, q, k, v, is_causal=is_causal, cu_seq_lens_q=cu, cu_seq_lens_k=cu)
+    parts = [
+        torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=is_causal, enable_gqa=True)
+        for parts in zip(*(x.split([3, 1, 7], dim=2) for x in (q, k, v)), strict=True)
+    ]
+    assert weights is None
+    torch.testing.assert_close(got, torch.cat(parts, dim=2).transpose(1, 2), rtol=1e-5, atol=1e-5)
 
 
 def test_switching_back_leaves_attnloom():

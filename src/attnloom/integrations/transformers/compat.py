@@ -1,7 +1,8 @@
 """Every difference between versions of transformers, and every place where it is patched.
 
-Two interfaces of continuous batching exist. "modern" (from 5.19): the model calls `cache.update(..., kwargs=)`
-before the attention function. "legacy" (5.17): the attention function, registered as `paged|name`, does.
+Two interfaces of continuous batching exist. "modern" (from 5.19): `cache.update(..., kwargs=)` puts into the
+keywords what the attention function needs; the model calls it, up to 5.23 the attention function. "legacy" (5.17,
+5.18): the attention function, registered as `paged|name`, updates the cache and has all the indices itself.
 Either way the new K and V are written by transformers' own `update`, given an empty read index, which is how it
 asks for a write without a read; what is read, we hand to the attention function as a `CacheRead`.
 """
@@ -22,7 +23,7 @@ NAME = "attnloom_flash"
 """The value of `attn_implementation`. "flash" in it makes transformers prepare a step without dense masks."""
 
 _FEATURE = "attnloom.integrations.transformers"
-_SUPPORTED = "5.17 or at least 5.19"
+_OLDEST = "5.17"
 _installed: list[str] = []
 
 
@@ -33,13 +34,14 @@ def install(attention: Callable[..., Any], attention_mask: Callable[..., Any]) -
     interface = _require()
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, attention_mask)
     _patch_lazy_imports()
     _patch_manager()
     if interface == "modern":
+        AttentionInterface.register(NAME, functools.partial(_modern_attention, attention))
         _patch_modern_update()
     else:
+        AttentionInterface.register(NAME, attention)
         # no mask function under this name: continuous batching then builds no mask
         AttentionInterface.register(f"paged|{NAME}", functools.partial(_legacy_attention, attention))
     _installed.append(interface)
@@ -69,13 +71,11 @@ def _require() -> str:
     from packaging.version import Version
 
     version = Version(transformers.__version__)
-    if version >= Version("5.19.dev0"):
-        return "modern"
-    if version.release[:2] == (5, 17):
-        return "legacy"
-    raise MissingDependency(
-        feature=_FEATURE, package='"transformers>=5.19"', reason=f"supported: {_SUPPORTED}; installed: {version}"
-    )
+    if version < Version(_OLDEST):
+        raise MissingDependency(
+            feature=_FEATURE, package=f'"transformers>={_OLDEST}"', reason=f"at least {_OLDEST}; installed: {version}"
+        )
+    return "modern" if version >= Version("5.19.dev0") else "legacy"
 
 
 def _patch_lazy_imports() -> None:
@@ -144,6 +144,22 @@ def _unread(read_index: list[torch.Tensor]) -> list[torch.Tensor]:
 # --- modern: 5.19 and later -------------------------------------------------------------------------------------
 
 
+def _modern_attention(
+    attention: Callable[..., Any],
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> Any:
+    """The function of `name`. Up to 5.23 the paged cache comes along and is updated here."""
+    cache = kwargs.pop("cache", None)
+    if cache is not None and "attnloom_read" not in kwargs:
+        key, value = cache.update(key, value, layer_idx=module.layer_idx, kwargs=kwargs)
+    return attention(module, query, key, value, attention_mask, **kwargs)
+
+
 def _patch_modern_update() -> None:
     from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
@@ -181,7 +197,7 @@ def _slots(read_index: list[torch.Tensor], write_index: list[torch.Tensor], grou
     return read_index[group] if read_index[group].numel() else write_index[group]
 
 
-# --- legacy: 5.17 -----------------------------------------------------------------------------------------------
+# --- legacy: 5.17 and 5.18 --------------------------------------------------------------------------------------
 
 
 def _legacy_attention(
@@ -196,28 +212,36 @@ def _legacy_attention(
     """The function of `paged|name`: key and value [1, H_kv, total_q, D] hold the new tokens only."""
     cache, layer_idx = kwargs.pop("cache"), int(module.layer_idx)  # type: ignore[arg-type]
     read_index, write_index, cu_k = (kwargs.pop(name) for name in ("read_index", "write_index", "cu_seq_lens_k"))
-    group, layer_in_group = cache.layer_index_to_group_indices[layer_idx]
-    sliding = hasattr(cache.group_cache_managers[group], "sliding_window")
+    group, pages = _legacy_group(cache, layer_idx)
     states = cache.update(
         key_states=key,
         value_states=value,
         layer_idx=layer_idx,
-        read_index=read_index if sliding else _unread(read_index),
+        read_index=read_index if pages is None else _unread(read_index),
         write_index=write_index,
     )
-    if isinstance(cu_k, dict):
-        cu_k = cu_k["sliding_attention" if sliding else "full_attention"]
-    pages = None
-    if not sliding:
-        k_pool, v_pool = cache.key_cache[layer_in_group], cache.value_cache[layer_in_group]
-        shape = (-1, cache.block_size, cache.num_key_value_heads, cache.head_dim)
-        pages = (k_pool.view(shape), v_pool.view(shape))
+    if isinstance(cu_k, dict):  # a plain tensor where all layers are of one kind
+        cu_k = cu_k["sliding_attention" if pages is None else "full_attention"]
     read = CacheRead(
         group=group,
         cu_seq_lens_q=kwargs.pop("cu_seq_lens_q"),
         cu_seq_lens_k=cu_k,
         pages=pages,
-        slots=None if sliding else _slots(read_index, write_index, group),
+        slots=None if pages is None else _slots(read_index, write_index, group),
     )
     key, value = (state.transpose(0, 1).unsqueeze(0) for state in states)
     return attention(module, query, key, value, attention_mask, attnloom_read=read, **kwargs)
+
+
+def _legacy_group(cache: Any, layer_idx: int) -> tuple[int, tuple[torch.Tensor, torch.Tensor] | None]:
+    """Group of a layer, and its pages [num_pages, page_size, H_kv, D] unless the layer is sliding."""
+    if hasattr(cache, "layer_to_allocator"):  # 5.18
+        allocator = cache.layer_to_allocator[layer_idx]
+        sliding = hasattr(allocator, "sliding_window")
+        return allocator.index, None if sliding else allocator.get_cache_for_block_table(layer_idx)
+    group, layer_in_group = cache.layer_index_to_group_indices[layer_idx]
+    if hasattr(cache.group_cache_managers[group], "sliding_window"):
+        return group, None
+    k_pool, v_pool = cache.key_cache[layer_in_group], cache.value_cache[layer_in_group]
+    shape = (-1, cache.block_size, cache.num_key_value_heads, cache.head_dim)
+    return group, (k_pool.view(shape), v_pool.view(shape))

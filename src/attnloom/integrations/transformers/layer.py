@@ -57,9 +57,10 @@ def attention(
     _refuse(
         module, dropout=dropout, tensors={"query": query, "key": key, "value": value, "sinks": s_aux}, kwargs=kwargs
     )
-    if attnloom_read is None and cu_seq_lens_q is not None and cu_seq_lens_k is not None:
-        attnloom_read = CacheRead(group="packed", cu_seq_lens_q=cu_seq_lens_q, cu_seq_lens_k=cu_seq_lens_k)
-    padding = padding_of(attention_mask)
+    # continuous batching's layers need no mask: their requests are apart, and nothing is padded
+    padding = padding_of(attention_mask if attnloom_read is None else None)
+    if attnloom_read is None and cu_seq_lens_q is not None:
+        attnloom_read = _packed(cu_seq_lens_q, cu_seq_lens_k, attention_mask)
     features = layer_features(
         causal=_is_causal(module, is_causal),
         sliding_window=sliding_window,
@@ -98,10 +99,10 @@ def _dense(
     batch, heads, q_len, head_dim = query.shape
     slots = key.shape[2]
     kv_len = slots if attention_mask is None else attention_mask.shape[1]
-    if kv_len > slots or (attention_mask is not None and attention_mask.shape[0] != batch):
+    if not 0 < kv_len <= slots or (attention_mask is not None and attention_mask.shape[0] != batch):
         raise ShapeMismatch(
             name="attention_mask", given=tuple(attention_mask.shape) if attention_mask is not None else None,
-            expected=f"[{batch}, at most {slots}]", fix="It covers the cache and the new tokens.",
+            expected=f"[{batch}, 1 to {slots}]", fix="It covers the cache and the new tokens.",
         )  # fmt: skip
 
     def inputs() -> PlanInputs:
@@ -137,6 +138,17 @@ def _batched(
         k_cache, v_cache = key[0].transpose(0, 1), value[0].transpose(0, 1)
     out: torch.Tensor = attn.run(q, k_cache, v_cache, params=sinks)
     return out.unsqueeze(0)
+
+
+def _packed(
+    cu_seq_lens_q: torch.Tensor, cu_seq_lens_k: torch.Tensor | None, attention_mask: torch.Tensor | None
+) -> CacheRead:
+    """Sequences packed into one row without a cache, as vision towers hand them over."""
+    if attention_mask is not None or cu_seq_lens_k is None:
+        raise NotYetSupported(
+            feature="cu_seq_lens_q with an attention mask or without cu_seq_lens_k", fix="Pass one or the other."
+        )
+    return CacheRead(group="packed", cu_seq_lens_q=cu_seq_lens_q, cu_seq_lens_k=cu_seq_lens_k)
 
 
 def _sinks(features: Features, s_aux: torch.Tensor | None, device: torch.device) -> dict[str, torch.Tensor] | None:

@@ -2,7 +2,8 @@
 
 transformers describes a mask twice: as a function of positions, here, and as keywords of the attention
 function (`is_causal`, `sliding_window`). We compute from the keywords, so a mask function that they do not
-cover is refused here rather than dropped.
+cover is refused rather than dropped. The refusal waits for the first layer that would use the mask: up to 5.23
+transformers builds one for continuous batching too, whose layers have no need of it.
 """
 
 from __future__ import annotations
@@ -47,12 +48,13 @@ def attention_mask(
     """The mask of one step: None, or bool [B, kv_len] that is True where a key may be seen.
 
     kv_len is the number of keys that exist. A static cache hands over more slots than that: the attention
-    function cuts them off by this mask's width.
-
-    Raises:
-        NotYetSupported: `mask_function` is more than causal, causal within a window, or unmasked.
+    function cuts them off by this mask's width. A `mask_function` that is more than causal, causal within a
+    window, or unmasked makes a mask that `padding_of` refuses.
     """
-    causal = _describes_causal(mask_function)
+    try:
+        causal = _describes_causal(mask_function)
+    except NotYetSupported as refusal:
+        return _note(torch.ones(batch_size, 0, dtype=torch.bool), refusal)
     present = int(q_offset) + q_length - kv_offset if causal else kv_length
     if present > kv_length:
         raise InvalidMetadata(
@@ -63,26 +65,32 @@ def attention_mask(
         if present == kv_length:
             return None
         device = q_offset.device if isinstance(q_offset, torch.Tensor) else kwargs.get("device")
-        return _note(torch.ones(batch_size, present, dtype=torch.bool, device=device))
+        return _note(torch.ones(batch_size, present, dtype=torch.bool, device=device), Padding(None, None))
     missing = kv_offset + present - attention_mask.shape[-1]
     if missing > 0:
         attention_mask = torch.nn.functional.pad(attention_mask, (0, missing), value=False)
     keep = attention_mask[:, kv_offset : kv_offset + present].to(torch.bool)
-    noted = _note(keep)
-    return None if present == kv_length and padding_of(noted).kind is None else noted
+    padding = _read(keep)
+    return None if present == kv_length and padding.kind is None else _note(keep, padding)
 
 
 def padding_of(mask: torch.Tensor | None) -> Padding:
-    """What a mask made by `attention_mask` hides. Looks at the values (one synchronisation) only once per mask."""
+    """What a mask made by `attention_mask` hides. Looks at the values (one synchronisation) only once per mask.
+
+    Raises:
+        NotYetSupported: the mask is none of these, or stands for a mask function that was refused.
+    """
     if mask is None:
         return Padding(None, None)
-    noted = getattr(mask, _NOTE, None)
+    note = getattr(mask, _NOTE, None)
+    if isinstance(note, Exception):
+        raise note
     # a mask moved to another device loses its note and is read again there
-    return noted if isinstance(noted, Padding) else _read(mask)
+    return note if isinstance(note, Padding) else _read(mask)
 
 
-def _note(mask: torch.Tensor) -> torch.Tensor:
-    setattr(mask, _NOTE, _read(mask))
+def _note(mask: torch.Tensor, note: Padding | Exception) -> torch.Tensor:
+    setattr(mask, _NOTE, note)
     return mask
 
 
