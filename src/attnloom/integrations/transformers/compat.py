@@ -38,12 +38,12 @@ def install(attention: Callable[..., Any], attention_mask: Callable[..., Any]) -
     _patch_lazy_imports()
     _patch_manager()
     if interface == "modern":
-        AttentionInterface.register(NAME, functools.partial(_modern_attention, attention))
+        AttentionInterface.register(NAME, functools.partial(_modern_attention, attention=attention))
         _patch_modern_update()
     else:
         AttentionInterface.register(NAME, attention)
         # no mask function under this name: continuous batching then builds no mask
-        AttentionInterface.register(f"paged|{NAME}", functools.partial(_legacy_attention, attention))
+        AttentionInterface.register(f"paged|{NAME}", functools.partial(_legacy_attention, attention=attention))
     _installed.append(interface)
 
 
@@ -145,12 +145,13 @@ def _unread(read_index: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _modern_attention(
-    attention: Callable[..., Any],
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
+    *,
+    attention: Callable[..., Any],
     **kwargs: Any,
 ) -> Any:
     """The function of `name`. Up to 5.23 the paged cache comes along and is updated here."""
@@ -171,7 +172,7 @@ def _patch_modern_update() -> None:
         self: Any, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, kwargs: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not _is_ours(self.config):
-            return original(self, key_states, value_states, layer_idx, kwargs)  # type: ignore[no-any-return]
+            return original(self, key_states, value_states, layer_idx, kwargs)
         allocator = self.layer_to_allocator[layer_idx]
         pages, slots, read_index = None, None, kwargs["read_index"]
         if allocator.layer_type == "full_attention":
@@ -187,7 +188,7 @@ def _patch_modern_update() -> None:
             pages=pages,
             slots=slots,
         )
-        return states  # type: ignore[no-any-return]
+        return states
 
     PagedAttentionCache.update = update
 
@@ -201,12 +202,13 @@ def _slots(read_index: list[torch.Tensor], write_index: list[torch.Tensor], grou
 
 
 def _legacy_attention(
-    attention: Callable[..., Any],
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
+    *,
+    attention: Callable[..., Any],
     **kwargs: Any,
 ) -> Any:
     """The function of `paged|name`: key and value [1, H_kv, total_q, D] hold the new tokens only."""

@@ -69,14 +69,14 @@ def build_variant(features: Features) -> Any:
         parts.append(
             al.Variant(
                 logits_mask=lambda kv_pos, batch, pad: kv_pos >= pad[batch],
-                params={"pad": al.param(dtype=torch.int32, ndim=1)},
+                params={"pad": al.param(torch.int32, 1, shape=lambda qo_len, kv_len: (len(kv_len),))},
             )
         )
     if features.padding == "mask":
         parts.append(
             al.Variant(
                 logits_mask=lambda kv_pos, batch, keep: keep[batch, kv_pos],
-                params={"keep": al.param(dtype=torch.bool, ndim=2)},
+                params={"keep": al.param(torch.bool, 2, shape=lambda qo_len, kv_len: (len(kv_len), max(kv_len)))},
             )
         )
     if features.soft_cap is not None:

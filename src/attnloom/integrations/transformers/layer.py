@@ -68,22 +68,33 @@ def attention(
         sinks=s_aux is not None,
         padding=padding.kind,
     )
-    layer = LayerKey(
+    tensors = (query, key, value)
+    layer = _layer_key(features, tensors, scaling, None if attnloom_read is None else attnloom_read.group)
+    sinks = _sinks(features, s_aux, query.device)
+    if attnloom_read is None:
+        return _dense(module, layer, tensors, (attention_mask, padding), sinks), None
+    return _batched(module, layer, tensors, attnloom_read, sinks), None
+
+
+def _layer_key(
+    features: Features,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    scaling: float | None,
+    group: int | str | None,
+) -> LayerKey:
+    query, key, value = tensors
+    return LayerKey(
         features=features,
-        group="dense" if attnloom_read is None else attnloom_read.group,
+        group="dense" if group is None else group,
         num_qo_heads=query.shape[1],
         num_kv_heads=key.shape[1],
         head_dim=query.shape[3],
         head_dim_vo=value.shape[3],
         dtype=query.dtype,
         device=query.device,
-        kv_layout="HND" if attnloom_read is None else "NHD",
+        kv_layout="HND" if group is None else "NHD",
         sm_scale=None if scaling is None else float(scaling),
     )
-    sinks = _sinks(features, s_aux, query.device)
-    if attnloom_read is None:
-        return _dense(module, layer, (query, key, value), (attention_mask, padding), sinks), None
-    return _batched(module, layer, (query, key, value), attnloom_read, sinks), None
 
 
 def _dense(

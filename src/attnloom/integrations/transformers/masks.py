@@ -39,6 +39,7 @@ def attention_mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
+    *,
     q_offset: int | torch.Tensor = 0,
     kv_offset: int = 0,
     mask_function: Callable[..., Any] | None = None,
