@@ -130,7 +130,7 @@ class BatchAttention:
             planning.check_page_ids(inputs.kv)
         classes = self._tile_classes(num_ctas)
         self._workspace.ensure(workspace_bytes(classes, self.spec.head_dim_vo))
-        operands = self._operands.at_plan(params, inputs.qo_len, inputs.kv.kv_len)
+        operands = self._operands.at_plan(params, inputs.lengths)
         self._state = self._schedule(inputs, operands, classes)
 
     def run(
@@ -191,7 +191,7 @@ class BatchAttention:
         spec, total_q = self.spec, state.inputs.total_q
         tensors.check_q(q, spec, self.device, total_q)
         k, v = self._caches(k_cache, v_cache, state)
-        operands = self._operands.at_run(state.operands, params)
+        operands = self._operands.at_run(state.operands, params, state.inputs.lengths)
         state = self._follow_structure(state, operands)
         dtype = torch.float32 if raw else spec.dtype
         out = tensors.output_tensor(out, q, spec, dtype, total_q)

@@ -104,7 +104,7 @@ def finish_state(
     if program.use_softmax:
         _check_states((out,), (lse,))
     table = OperandTable(program, out.device)
-    return states.finish_state(out, lse, program, table.at_run(table.defaults, params))
+    return states.finish_state(out, lse, program, table.at_run(table.defaults, params, None))
 
 
 def implementations(device: torch.device | str | int | None = None) -> list[dispatch.Availability]:

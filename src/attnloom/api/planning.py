@@ -37,6 +37,11 @@ class PlanInputs:
     kv_pos_device: torch.Tensor | None
 
     @property
+    def lengths(self) -> tuple[IntArray, IntArray]:
+        """(qo_len, kv_len) per request."""
+        return self.qo_len, self.kv.kv_len
+
+    @property
     def total_q(self) -> int:
         """Query rows of the whole batch."""
         return int(self.qo_indptr[-1])
