@@ -67,7 +67,7 @@ class ClassArrays:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Work items of every tile class, in the order of the classes, and the merges of split tiles (`MergeList` in numpy)."""
+    """Work items of every tile class, in the order of the classes, and `MergeList` in numpy."""
 
     classes: tuple[ClassArrays, ...]
     merge_entries: Int32s

@@ -82,8 +82,8 @@ def unite(runs: Ints, count: int) -> int:
 
 @inner
 def covered(bands: Any, rows: Any, kv_len: int, tile_kv: int, runs: Ints) -> int:
-    """kv tiles that some band touches for q positions rows = (first, last): ordered runs [lo, hi); returns their count."""
-    count = np.int64(0)  # numba would compile what takes a literal 0 twice
+    """kv tiles that a band touches for q positions rows = (first, last): ordered runs [lo, hi); returns how many."""
+    count: Any = np.int64(0)  # numba would compile what takes a literal 0 twice
     for j in range(bands.shape[0]):
         first = max(rows[0], bands[j, 2])
         last = min(rows[1], bands[j, 3])
@@ -246,7 +246,7 @@ def find_tiles(batch: Batch, mask: Mask, shape: Shape) -> Any:
     pieces = np.empty((most, 3), np.int64)
     ranges = np.empty((0, 2), np.int64)
     t = 0
-    used = np.int64(0)
+    used: Any = np.int64(0)
     for i in range(batch.kv_len.shape[0]):
         rows = (batch.qo_indptr[i + 1] - batch.qo_indptr[i]) * batch.group_size
         if not shape.rows_above < rows <= shape.rows_upto:

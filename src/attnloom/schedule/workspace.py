@@ -58,5 +58,5 @@ def layout(classes: Sequence[TileClass], head_dim_vo: int) -> Layout:
 
 
 def workspace_bytes(classes: Sequence[TileClass], head_dim_vo: int) -> int:
-    """Bytes of workspace for these classes, whatever the batch: sum of 2 * num_ctas * tile_q * (head_dim_vo + 1) fp32."""
+    """Bytes for these classes, whatever the batch: the sum of 2 * num_ctas * tile_q * (head_dim_vo + 1) fp32."""
     return layout(classes, head_dim_vo).total
