@@ -1,31 +1,207 @@
-"""Placeholder until the interval analysis lands."""
+"""Where a mask is full and where it is empty, without evaluating it on keys.
+
+The comparisons in a mask cut the lines of kv_pos, q_pos and d = kv_pos - q_pos into cells, few and independent of
+the lengths. In a cell every understood comparison is constant, so the mask is true, false or unknown there in
+three-valued logic; unions of neighbouring cells are the bands.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from attnloom.variant.formula import Analysis, analyse
+from attnloom.variant.program import Program
+from attnloom.variant.regions import Box, Grid, cover, three_valued
+from attnloom.variant.thresholds import INF, Columns
+from attnloom.variant.uniform import Batch, Lengths
 
-@dataclass(frozen=True)
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+MAX_CELLS = 4096
+"""Larger grids are not analysed: every pair then may be visible and may be masked."""
+
+_UNLIMITED = (-INF, INF) * 3
+_EMPTY = (1, 0) * 3
+
+
+@dataclass(frozen=True, eq=False)
 class Bands:
-    may: Any
-    not_must: Any
+    """The mask of a batch as unions of bands.
+
+    A band is six integers (kv_lo, kv_hi, q_lo, q_hi, d_lo, d_hi), inclusive, infinities ±2**40; a pair of positions
+    lies in it when kv_pos, q_pos and d = kv_pos - q_pos lie in their ranges; it is empty where a lo exceeds its hi.
+
+    may       int64 [R, n, 6], R = 1 (every request) or the batch: their union holds every visible pair
+    not_must  int64 [R, m, 6]: their union holds every masked pair
+
+    Both are exact, the set itself, where each comparison of the mask is understood.
+    """
+
+    may: Ints
+    not_must: Ints
 
 
 class BoundsProgram:
-    structural_params: frozenset[str] = frozenset()
+    """The analysis of one program's mask; made once per program."""
 
-    def __init__(self, program: Any) -> None:
-        self.program = program
+    def __init__(self, program: Program) -> None:
+        self._mask = program.mask
+        self._analyses: dict[tuple[bool, frozenset[str]], _Layout] = {}
+        self._constant: dict[bool, Bands] = {}
+        names: frozenset[str] = frozenset()
+        for default_positions in (True, False):
+            if self._mask is None:
+                self._constant[default_positions] = Bands(_table([_UNLIMITED]), _table([]))
+                continue
+            layout = self._layout(default_positions, frozenset())
+            names |= layout.analysis.params
+            if layout.analysis.is_constant and not layout.varies:
+                none = np.zeros(0, dtype=np.int64)
+                self._constant[default_positions] = layout.bands(Batch(none, none, {}, default_positions))
+        self.structural_params = names
+        """Parameters whose values the bands depend on; `plan` keeps the ones that it used."""
 
-    def bands(self, qo_len: Any, kv_len: Any, params: Any, default_positions: bool) -> Bands:
-        inf = 2**40
-        all_ = np.array([[[-inf, inf, -inf, inf, -inf, inf]]], dtype=np.int64)
-        none = np.zeros((1, 0, 6), dtype=np.int64)
-        return Bands(all_, none if self.program.mask is None else all_)
+    def bands(
+        self, qo_len: Lengths, kv_len: Lengths, params: Mapping[str, Any], default_positions: bool
+    ) -> Bands:
+        """The bands of a batch.
+
+        Args:
+            qo_len, kv_len: int64 ``[batch]``.
+            params: values on the host of `structural_params`; comparisons with one that is missing or None are
+                unknown.
+            default_positions: q_pos is ``q_idx + kv_len - qo_len``; False where positions are given.
+
+        Raises:
+            ParamError: a parameter has fewer elements than the batch asks for.
+        """
+        constant = self._constant.get(default_positions)
+        if constant is not None:
+            return constant
+        missing = frozenset(name for name in self.structural_params if params.get(name) is None)
+        layout = self._layout(default_positions, missing)
+        return layout.bands(Batch(qo_len, kv_len, params, default_positions))
+
+    def _layout(self, default_positions: bool, missing: frozenset[str]) -> _Layout:
+        key = (default_positions, missing)
+        found = self._analyses.get(key)
+        if found is None:
+            if self._mask is None:
+                raise AssertionError("a program without a mask has constant bands")
+            found = self._analyses[key] = _Layout(analyse(self._mask, default_positions, missing))
+        return found
 
 
-def compile_bounds(program: Any) -> BoundsProgram:
-    return BoundsProgram(program)
+class _Layout:
+    """Bands as boxes of cells between cuts; which boxes depends only on the order of the cuts and on the conditions."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self.analysis = analysis
+        self._cuts = [Columns(cuts) for cuts in analysis.cuts]
+        self._bits = Columns(analysis.bits)
+        self.varies = any(columns.varies for columns in (*self._cuts, self._bits))
+        self._patterns: dict[bytes, tuple[list[Box], list[Box]]] = {}
+
+    def bands(self, batch: Batch) -> Bands:
+        rows = len(batch.qo_len) if self.varies else 1
+        pattern: list[Ints] = [self._bits(batch, rows)]
+        edges = []
+        for columns in self._cuts:
+            cuts = columns(batch, rows)
+            if columns.width > 1:
+                order = np.argsort(cuts, axis=1, kind="stable")
+                cuts = cuts[np.arange(rows)[:, None], order]
+                pattern += [order, (cuts[:, 1:] == cuts[:, :-1]).astype(np.int64)]
+            edges.append(_edges(cuts))
+        kinds = pattern[0] if len(pattern) == 1 else np.concatenate(pattern, axis=1)
+        if rows == 0:
+            return Bands(_gather(edges, []), _gather(edges, []))
+        if rows == 1 or kinds.shape[1] == 0 or (kinds == kinds[0]).all():
+            may, not_must = self._boxes(kinds[0])
+            return Bands(_gather(edges, may), _gather(edges, not_must))
+        distinct, which = np.unique(kinds, axis=0, return_inverse=True)
+        choices = [self._boxes(kind) for kind in distinct]
+        which = which.reshape(-1)
+        return Bands(
+            _mixed(edges, [may for may, _ in choices], which), _mixed(edges, [not_must for _, not_must in choices], which)
+        )
+
+    def _boxes(self, kind: Ints) -> tuple[list[Box], list[Box]]:
+        key = kind.tobytes()
+        found = self._patterns.get(key)
+        if found is None:
+            found = self._patterns[key] = self._boxes_of(kind.tolist())
+        return found
+
+    def _boxes_of(self, kind: list[int]) -> tuple[list[Box], list[Box]]:
+        """Boxes of cells where the mask can be true, and where it can be false, for one order of the cuts."""
+        widths = [columns.width for columns in self._cuts]
+        shape = tuple(width + 1 for width in widths)
+        if np.prod(shape) > MAX_CELLS:
+            everything: Box = tuple((0, width) for width in widths)
+            return [everything], [everything]
+        bits, at = kind[: self._bits.width], self._bits.width
+        below: list[list[tuple[Grid, Grid]]] = []
+        empty = np.zeros(shape, dtype=np.bool_)
+        for axis, columns in enumerate(self._cuts):
+            along = [-1 if i == axis else 1 for i in range(len(shape))]
+            rank, ties, used = _order(kind[at:], columns.width)
+            at += used
+            cells = np.arange(columns.width + 1).reshape(along)
+            below.append([(cells <= rank[first], cells <= rank[last]) for first, last in columns.places])
+            empty |= np.array([False, *ties, False]).reshape(along)[: shape[axis]] if columns.width else False
+        can = three_valued(self.analysis.formula, below, bits)
+        true, false = (np.ascontiguousarray(np.broadcast_to(grid, shape)) for grid in can)
+        return cover(true, empty), cover(false, empty)
+
+
+def _order(kind: list[int], width: int) -> tuple[list[int], list[bool], int]:
+    """From a pattern: the rank of each cut, whether neighbours are equal, and the numbers read."""
+    if width < 2:
+        return [0], [], 0
+    return [int(i) for i in np.argsort(kind[:width])], [bool(tie) for tie in kind[width : 2 * width - 1]], 2 * width - 1
+
+
+def _edges(ordered: Ints) -> Ints:
+    """First position of each cell, and one past the last: ``[rows, cuts + 2]``."""
+    rows, width = ordered.shape
+    edges = np.empty((rows, width + 2), dtype=np.int64)
+    edges[:, 0], edges[:, 1:-1], edges[:, -1] = -INF, ordered, INF + 1
+    return edges
+
+
+def _gather(edges: list[Ints], boxes: list[Box]) -> Ints:
+    """The bands of boxes of cells: int64 [rows, boxes, 6]."""
+    out = np.empty((edges[0].shape[0], len(boxes), 6), dtype=np.int64)
+    if boxes:
+        cells = np.array(boxes, dtype=np.int64)
+        for axis, edge in enumerate(edges):
+            out[:, :, 2 * axis] = edge[:, cells[:, axis, 0]]
+            out[:, :, 2 * axis + 1] = edge[:, cells[:, axis, 1] + 1] - 1
+    return out
+
+
+def _mixed(edges: list[Ints], choices: list[list[Box]], which: Ints) -> Ints:
+    """`_gather` with the boxes of request i chosen by which[i]; shorter lists end in empty bands."""
+    out = np.empty((len(which), max(len(boxes) for boxes in choices), 6), dtype=np.int64)
+    out[:] = _EMPTY
+    for kind, boxes in enumerate(choices):
+        rows = np.flatnonzero(which == kind)
+        out[rows, : len(boxes)] = _gather([edge[rows] for edge in edges], boxes)
+    return out
+
+
+def _table(bands: list[tuple[int, ...]]) -> Ints:
+    return np.array(bands, dtype=np.int64).reshape(1, len(bands), 6)
+
+
+def compile_bounds(program: Program) -> BoundsProgram:
+    """The bounds of `program`'s mask; made once, kept on the program."""
+    found = program.__dict__.get("_bounds")
+    if not isinstance(found, BoundsProgram):
+        found = program.__dict__["_bounds"] = BoundsProgram(program)
+    return found

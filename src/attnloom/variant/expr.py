@@ -146,7 +146,6 @@ class Op(Expr):
 
 _nodes: weakref.WeakValueDictionary[tuple[object, ...], Expr] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
-E = TypeVar("E", bound="Expr")
 
 
 def _intern(key: tuple[object, ...], make: Callable[[], E]) -> E:

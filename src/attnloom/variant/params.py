@@ -18,6 +18,8 @@ LOGITS_NAMES = ("logits", "q_pos", "kv_pos", "q_idx", "qo_head", "kv_head", "bat
 OUTPUT_NAMES = ("x", "pos", "head", "batch", "lse")
 RESERVED = frozenset(LOGITS_NAMES + OUTPUT_NAMES)
 
+UNNAMED = "al.param(...)"
+
 LengthsFn = Callable[[Any, Any], Any]
 
 _DTYPES: dict[torch.dtype, Dtype] = {
@@ -101,7 +103,7 @@ def param(
         return declared
     if from_lengths is not None:
         raise ParamError(
-            name="", given="both default and from_lengths", expected="Give one of them:", fix="drop the default."
+            name=UNNAMED, given="both default and from_lengths", expected="Give one of them:", fix="drop the default."
         )
     return replace(declared, default=check_value(declared, default))
 
@@ -149,14 +151,14 @@ def bind(name: str, declared: object) -> Param:
 def _check_declaration(declared: Param) -> None:
     if declared.dtype not in _DTYPES:
         raise ParamError(
-            name=declared.name,
+            name=declared.name or UNNAMED,
             given=f"dtype {declared.dtype}",
             expected=f"Supported: {', '.join(str(dtype) for dtype in _DTYPES)}.",
             fix="Convert it first.",
         )
     if not isinstance(declared.ndim, int) or declared.ndim < 0:
         raise ParamError(
-            name=declared.name, given=f"ndim {declared.ndim!r}", expected="0 (a scalar) or more.", fix="Give an integer."
+            name=declared.name or UNNAMED, given=f"ndim {declared.ndim!r}", expected="0 (a scalar) or more.", fix="Give an integer."
         )
 
 
@@ -246,7 +248,7 @@ def merge(left: Mapping[str, Param], right: Mapping[str, Param]) -> dict[str, Pa
 
 def _misfit(declared: Param, given: str) -> ParamError:
     return ParamError(
-        name=declared.name,
+        name=declared.name or UNNAMED,
         given=given,
         expected=f"Declared: {declared.describe()}.",
         fix="Convert the value, or declare the parameter with al.param(dtype=..., ndim=...).",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from attnloom.errors import InvalidArgument
-from attnloom.variant.params import param
+from attnloom.variant.library.operands import operand
 from attnloom.variant.variant import Variant
 
 
@@ -17,7 +17,7 @@ def alibi(slopes: torch.Tensor | None = None) -> Variant:
     """
     return Variant(
         logits_transform=lambda logits, q_pos, kv_pos, qo_head, slopes: logits + slopes[qo_head] * (kv_pos - q_pos),
-        params={"slopes": slopes if slopes is not None else param(torch.float32, 1)},
+        params={"slopes": operand("slopes", slopes, torch.float32)},
         name="alibi",
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from attnloom.variant.library.offsets import starts, total
+from attnloom.variant.library.operands import operand, starts, total
 from attnloom.variant.params import param
 from attnloom.variant.variant import Variant
 
@@ -19,11 +19,11 @@ def custom_mask(mask: torch.Tensor | None = None) -> Variant:
             as params={"mask": ...}. Where each request starts is computed at `plan`.
     """
     return Variant(
-        logits_mask=lambda q_idx, kv_pos, batch, kv_len, mask, mask_start: mask[
+        logits_mask=lambda *, q_idx, kv_pos, batch, kv_len, mask, mask_start: mask[
             mask_start[batch] + q_idx * kv_len + kv_pos
         ],
         params={
-            "mask": param(torch.bool, 1, mask, shape=_elements),
+            "mask": operand("mask", mask, torch.bool, shape=_elements),
             "mask_start": param(torch.int64, 1, from_lengths=_starts),
         },
         name="custom_mask",
@@ -38,14 +38,14 @@ def packed_mask(bits: torch.Tensor | None = None) -> Variant:
             ``i`` of its row-major mask. None: to be given as params={"bits": ...}.
     """
 
-    def visible(q_idx: Any, kv_pos: Any, batch: Any, kv_len: Any, bits: Any, bits_start: Any) -> Any:
+    def visible(*, q_idx: Any, kv_pos: Any, batch: Any, kv_len: Any, bits: Any, bits_start: Any) -> Any:
         element = q_idx.long() * kv_len + kv_pos
         return ((bits[bits_start[batch] + (element >> 3)] >> (element & 7)) & 1) != 0
 
     return Variant(
         logits_mask=visible,
         params={
-            "bits": param(torch.uint8, 1, bits, shape=_bytes),
+            "bits": operand("bits", bits, torch.uint8, shape=_bytes),
             "bits_start": param(torch.int64, 1, from_lengths=_byte_starts),
         },
         name="packed_mask",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from attnloom.variant.library.offsets import starts, total
+from attnloom.variant.library.operands import operand, starts, total
 from attnloom.variant.params import param
 from attnloom.variant.variant import Variant
 
@@ -19,14 +19,14 @@ def document_mask(q_ids: torch.Tensor | None = None, kv_ids: torch.Tensor | None
         kv_ids: int32 ``[total_kv]``, likewise. None: to be given as params={"q_ids": ..., "kv_ids": ...}.
     """
 
-    def same(q_idx: Any, kv_pos: Any, batch: Any, q_ids: Any, kv_ids: Any, q_start: Any, kv_start: Any) -> Any:
+    def same(*, q_idx: Any, kv_pos: Any, batch: Any, q_ids: Any, kv_ids: Any, q_start: Any, kv_start: Any) -> Any:
         return q_ids[q_start[batch] + q_idx] == kv_ids[kv_start[batch] + kv_pos]
 
     return Variant(
         logits_mask=same,
         params={
-            "q_ids": param(torch.int32, 1, q_ids, shape=lambda qo_len, kv_len: total(qo_len)),
-            "kv_ids": param(torch.int32, 1, kv_ids, shape=lambda qo_len, kv_len: total(kv_len)),
+            "q_ids": operand("q_ids", q_ids, torch.int32, shape=lambda qo_len, kv_len: total(qo_len)),
+            "kv_ids": operand("kv_ids", kv_ids, torch.int32, shape=lambda qo_len, kv_len: total(kv_len)),
             "q_start": param(torch.int64, 1, from_lengths=lambda qo_len, kv_len: starts(qo_len)),
             "kv_start": param(torch.int64, 1, from_lengths=lambda qo_len, kv_len: starts(kv_len)),
         },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attnloom.variant.params import param
+from attnloom.variant.library.operands import operand
 from attnloom.variant.variant import Variant
 
 
@@ -18,11 +18,11 @@ def prefix_lm(prefix_len: int | torch.Tensor | None = None) -> Variant:
     if isinstance(prefix_len, int):
         return Variant(
             logits_mask=lambda q_pos, kv_pos, prefix_len: (kv_pos <= q_pos) | (kv_pos < prefix_len),
-            params={"prefix_len": param(torch.int32, 0, prefix_len)},
+            params={"prefix_len": operand("prefix_len", prefix_len, torch.int32, 0)},
             name="prefix_lm",
         )
     return Variant(
         logits_mask=lambda q_pos, kv_pos, batch, prefix_len: (kv_pos <= q_pos) | (kv_pos < prefix_len[batch]),
-        params={"prefix_len": param(torch.int32, 1, prefix_len)},
+        params={"prefix_len": operand("prefix_len", prefix_len, torch.int32)},
         name="prefix_lm",
     )

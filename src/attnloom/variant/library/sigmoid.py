@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attnloom.variant.params import param
+from attnloom.variant.library.operands import operand
 from attnloom.variant.variant import Variant
 
 
@@ -16,7 +16,7 @@ def sigmoid(bias: float = 0.0) -> Variant:
     """
     return Variant(
         logits_transform=lambda logits, bias: torch.sigmoid(logits + bias),
-        params={"bias": param(torch.float32, 0, bias)},
+        params={"bias": operand("bias", bias, torch.float32, 0)},
         use_softmax=False,
         name="sigmoid",
     )

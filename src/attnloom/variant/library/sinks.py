@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attnloom.variant.params import param
+from attnloom.variant.library.operands import operand
 from attnloom.variant.variant import Variant
 
 
@@ -17,6 +17,6 @@ def sinks(values: torch.Tensor | None = None) -> Variant:
     """
     return Variant(
         sink=lambda qo_head, sinks: sinks[qo_head],
-        params={"sinks": values if values is not None else param(torch.float32, 1)},
+        params={"sinks": operand("sinks", values, torch.float32)},
         name="sinks",
     )

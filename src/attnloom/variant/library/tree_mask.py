@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from attnloom.variant.library.offsets import starts, total
+from attnloom.variant.library.operands import operand, starts, total
 from attnloom.variant.params import param
 from attnloom.variant.variant import Variant
 
@@ -19,7 +19,7 @@ def tree_mask(mask: torch.Tensor | None = None) -> Variant:
             params={"tree": ...}.
     """
 
-    def visible(q_idx: Any, kv_pos: Any, batch: Any, qo_len: Any, kv_len: Any, tree: Any, tree_start: Any) -> Any:
+    def visible(*, q_idx: Any, kv_pos: Any, batch: Any, qo_len: Any, kv_len: Any, tree: Any, tree_start: Any) -> Any:
         first = kv_len - qo_len
         column = torch.clamp(kv_pos - first, min=0)  # the index stays in bounds where the prefix decides
         return (kv_pos < first) | tree[tree_start[batch] + q_idx * qo_len + column]
@@ -27,7 +27,7 @@ def tree_mask(mask: torch.Tensor | None = None) -> Variant:
     return Variant(
         logits_mask=visible,
         params={
-            "tree": param(torch.bool, 1, mask, shape=_elements),
+            "tree": operand("tree", mask, torch.bool, shape=_elements),
             "tree_start": param(torch.int64, 1, from_lengths=_starts),
         },
         name="tree_mask",
@@ -42,7 +42,7 @@ def packed_tree_mask(bits: torch.Tensor | None = None) -> Variant:
     """
 
     def visible(
-        q_idx: Any, kv_pos: Any, batch: Any, qo_len: Any, kv_len: Any, tree_bits: Any, tree_bits_start: Any
+        *, q_idx: Any, kv_pos: Any, batch: Any, qo_len: Any, kv_len: Any, tree_bits: Any, tree_bits_start: Any
     ) -> Any:
         first = kv_len - qo_len
         element = q_idx.long() * qo_len + torch.clamp(kv_pos - first, min=0)
@@ -52,7 +52,7 @@ def packed_tree_mask(bits: torch.Tensor | None = None) -> Variant:
     return Variant(
         logits_mask=visible,
         params={
-            "tree_bits": param(torch.uint8, 1, bits, shape=_bytes),
+            "tree_bits": operand("tree_bits", bits, torch.uint8, shape=_bytes),
             "tree_bits_start": param(torch.int64, 1, from_lengths=_byte_starts),
         },
         name="packed_tree_mask",
