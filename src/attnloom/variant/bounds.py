@@ -65,9 +65,7 @@ class BoundsProgram:
         self.structural_params = names
         """Parameters whose values the bands depend on; `plan` keeps the ones that it used."""
 
-    def bands(
-        self, qo_len: Lengths, kv_len: Lengths, params: Mapping[str, Any], default_positions: bool
-    ) -> Bands:
+    def bands(self, qo_len: Lengths, kv_len: Lengths, params: Mapping[str, Any], default_positions: bool) -> Bands:
         """The bands of a batch.
 
         Args:
@@ -127,7 +125,8 @@ class _Layout:
         choices = [self._boxes(kind) for kind in distinct]
         which = which.reshape(-1)
         return Bands(
-            _mixed(edges, [may for may, _ in choices], which), _mixed(edges, [not_must for _, not_must in choices], which)
+            _mixed(edges, [may for may, _ in choices], which),
+            _mixed(edges, [not_must for _, not_must in choices], which),
         )
 
     def _boxes(self, kind: Ints) -> tuple[list[Box], list[Box]]:

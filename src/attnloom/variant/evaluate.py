@@ -12,6 +12,7 @@ import torch
 
 from attnloom.errors import ParamError
 from attnloom.variant.expr import Cast, Const, Dtype, Expr, Index, Op, ParamRef, Symbol, postorder
+from attnloom.variant.ops import FLOAT_FUNCTIONS, ROUNDINGS
 
 Value = torch.Tensor | int | float
 Env = Mapping[str, Value]
@@ -31,8 +32,7 @@ def _maximum(a: Any, b: Any) -> torch.Tensor:
 
 
 TORCH: dict[str, Callable[..., Any]] = {
-    **{name: getattr(torch, name) for name in "exp exp2 expm1 log log2 log1p sqrt rsqrt tanh sigmoid sin cos".split()},
-    **{name: getattr(torch, name) for name in "erf floor ceil trunc round sign isnan where abs".split()},
+    **{name: getattr(torch, name) for name in (*FLOAT_FUNCTIONS, *ROUNDINGS, "sign", "isnan", "where", "abs")},
     "tanh_approx": torch.tanh,
     "minimum": _minimum,
     "maximum": _maximum,
@@ -92,7 +92,10 @@ class Compiled:
                 slots[slot] = load(env[name])
         except KeyError as missing:
             raise ParamError(
-                name=missing.args[0], given="no value was given", expected="", fix="Give it at construction, plan or run."
+                name=missing.args[0],
+                given="no value was given",
+                expected="",
+                fix="Give it at construction, plan or run.",
             ) from None
         for slot, function, args in self._steps:
             slots[slot] = function(*[slots[i] for i in args])

@@ -8,15 +8,22 @@ an implementation evaluates them broadcast over a tile.
 from __future__ import annotations
 
 import enum
-import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from attnloom.variant.ops import ATOM, COMPARISON, OPS
+
 Number = bool | int | float
 E = TypeVar("E", bound="Expr")
+
+Written = tuple[str, int]
+"""Text and precedence."""
+
+LONGEST_TREE = 400
+"""Above this many operands, written out with repeats, an expression is shown as numbered lines."""
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -55,10 +62,19 @@ class Expr:
         """The nodes that this one reads."""
         return ()
 
-    def __str__(self) -> str:
-        from attnloom.variant.show import show
+    def written(self, args: Sequence[Written]) -> Written:
+        """Python-like text of this node and its precedence, given those of its operands."""
+        raise NotImplementedError(type(self).__name__)
 
-        return show(self)
+    def __str__(self) -> str:
+        size: dict[Expr, int] = {}
+        text: dict[Expr, Written] = {}
+        for node in postorder(self):
+            size[node] = 1 + sum(size[arg] for arg in node.args)
+            if size[node] > LONGEST_TREE:
+                return "\n".join(listing(self))
+            text[node] = node.written([text[arg] for arg in node.args])
+        return text[self][0]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self}>"
@@ -76,6 +92,11 @@ class Const(Expr):
 
     value: Number
 
+    def written(self, args: Sequence[Written]) -> Written:
+        """A negative number binds like a minus sign."""
+        negative = not isinstance(self.value, bool) and str(self.value).startswith("-")
+        return str(self.value), OPS["neg"].precedence if negative else ATOM
+
     def __reduce__(self) -> tuple[Any, ...]:
         return const, (self.value, self.dtype)
 
@@ -86,6 +107,10 @@ class Symbol(Expr):
 
     name: str
 
+    def written(self, args: Sequence[Written]) -> Written:
+        """The name."""
+        return self.name, ATOM
+
     def __reduce__(self) -> tuple[Any, ...]:
         return symbol, (self.name, self.dtype)
 
@@ -95,6 +120,10 @@ class ParamRef(Expr):
     """The value of a scalar parameter."""
 
     name: str
+
+    def written(self, args: Sequence[Written]) -> Written:
+        """The name."""
+        return self.name, ATOM
 
     def __reduce__(self) -> tuple[Any, ...]:
         return param_ref, (self.name, self.dtype)
@@ -109,7 +138,12 @@ class Index(Expr):
 
     @property
     def args(self) -> tuple[Expr, ...]:
+        """The nodes that this one reads."""
         return self.indices
+
+    def written(self, args: Sequence[Written]) -> Written:
+        """``param[i, j]``."""
+        return f"{self.param}[{', '.join(text for text, _ in args)}]", ATOM
 
     def __reduce__(self) -> tuple[Any, ...]:
         return index, (self.param, self.indices, self.dtype)
@@ -123,7 +157,12 @@ class Cast(Expr):
 
     @property
     def args(self) -> tuple[Expr, ...]:
+        """The nodes that this one reads."""
         return (self.arg,)
+
+    def written(self, args: Sequence[Written]) -> Written:
+        """``int64(x)``."""
+        return f"{self.dtype.value}({args[0][0]})", ATOM
 
     def __reduce__(self) -> tuple[Any, ...]:
         return cast_to, (self.arg, self.dtype)
@@ -138,10 +177,27 @@ class Op(Expr):
 
     @property
     def args(self) -> tuple[Expr, ...]:
+        """The nodes that this one reads."""
         return self.operands
+
+    def written(self, args: Sequence[Written]) -> Written:
+        """A call, or operators with the parentheses that Python needs."""
+        info = OPS[self.name]
+        if info.infix is None:
+            return f"{self.name}({', '.join(text for text, _ in args)})", ATOM
+        if info.arity == 1:
+            return f"{info.infix}{_parenthesised(args[0], info.precedence)}", info.precedence
+        tight = info.precedence + 1
+        left = _parenthesised(args[0], tight if info.precedence == COMPARISON else info.precedence)
+        return f"{left} {info.infix} {_parenthesised(args[1], tight)}", info.precedence
 
     def __reduce__(self) -> tuple[Any, ...]:
         return op, (self.name, self.operands, self.dtype)
+
+
+def _parenthesised(written: Written, at_least: int) -> str:
+    text, precedence = written
+    return text if precedence >= at_least else f"({text})"
 
 
 _nodes: weakref.WeakValueDictionary[tuple[object, ...], Expr] = weakref.WeakValueDictionary()
@@ -251,6 +307,14 @@ def substitute(root: Expr, replace: Mapping[Expr, Expr]) -> Expr:
     return rewrite(root, lambda node: replace.get(node, node))
 
 
-def is_finite(value: Number) -> bool:
-    """Whether a number is neither infinite nor NaN; integers of any size are finite."""
-    return isinstance(value, int) or math.isfinite(value)
+def listing(root: Expr) -> list[str]:
+    """One line per operation, ``%3 = kv_pos - q_pos``; shared parts appear once."""
+    text: dict[Expr, Written] = {}
+    lines: list[str] = []
+    for node in postorder(root):
+        written = node.written([text[arg] for arg in node.args])
+        if node.args:
+            lines.append(f"%{len(lines)} = {written[0]}")
+            written = (f"%{len(lines) - 1}", ATOM)
+        text[node] = written
+    return lines or [text[root][0]]

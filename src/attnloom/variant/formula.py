@@ -107,8 +107,7 @@ class _Analyser:
         if isinstance(expr, Op) and expr.name in ("and", "or", "xor", "not"):
             return Formula(expr.name, args=tuple(self._boolean(one) for one in expr.operands))
         if isinstance(expr, Op) and expr.name == "where":
-            condition, a, b = (self._boolean(one) for one in expr.operands)
-            return _choose(condition, a, b)
+            return _choose(*(self._boolean(one) for one in expr.operands))
         if isinstance(expr, Op) and expr.name in ("lt", "le", "eq", "ne"):
             a, b = expr.operands
             is_float = Dtype.FLOAT in (a.dtype, b.dtype)
@@ -150,9 +149,7 @@ class _Analyser:
             return UNKNOWN
         condition, a, b = taken
         factor, rest = form.factors[node], form.without(node)
-        cases = [
-            self._compare(name, rest.plus(self._linear(one), factor), is_float, splits // 2) for one in (a, b)
-        ]
+        cases = [self._compare(name, rest.plus(self._linear(one), factor), is_float, splits // 2) for one in (a, b)]
         return _choose(self._boolean(condition), cases[0], cases[1])
 
     def _quotient(self, name: str, form: Linear, node: Op) -> Formula:

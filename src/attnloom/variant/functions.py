@@ -10,6 +10,7 @@ from typing import Any
 from attnloom.variant import build
 from attnloom.variant.expr import Dtype, Expr, cast_to, const
 from attnloom.variant.location import language_error
+from attnloom.variant.ops import FLOAT_FUNCTIONS, ROUNDINGS
 
 Builder = Callable[..., Expr]
 
@@ -53,7 +54,8 @@ def _extreme(name: str) -> Builder:
     def choose(input: Expr, other: Expr | None = None) -> Expr:
         if other is None:
             raise language_error(
-                f"torch.{name[:3]} over a dimension", f"A symbol is one number; torch.{name}(a, b) takes the {name} of two"
+                f"torch.{name[:3]} over a dimension",
+                f"A symbol is one number; torch.{name}(a, b) takes the {name} of two",
             )
         return build.arithmetic(name, input, other)
 
@@ -94,6 +96,22 @@ def _gelu(input: Expr) -> Expr:
     return build.arithmetic("mul", half, build.arithmetic("add", const(1.0), erf))
 
 
+def _pow(input: Expr, exponent: Expr) -> Expr:
+    return build.power(input, exponent)
+
+
+def _where(condition: Expr, input: Expr, other: Expr) -> Expr:
+    return build.where(condition, input, other)
+
+
+def _clamp_min(input: Expr, min: Expr) -> Expr:
+    return _clamp(input, min)
+
+
+def _isnan(input: Expr) -> Expr:
+    return build.is_nan(input)
+
+
 def _isinf(input: Expr) -> Expr:
     return build.compare("eq", build.keeping("abs", cast_to(input, Dtype.FLOAT)), const(math.inf))
 
@@ -106,9 +124,6 @@ def _reversed(make: Builder) -> Builder:
     return lambda input, other: make(other, input)
 
 
-_FLOAT_FUNCTIONS = (
-    "exp exp2 expm1 log log2 log1p sqrt rsqrt tanh sigmoid sin cos erf".split()
-)
 _COMPARISONS = {
     "lt": ("lt", "less"),
     "le": ("le", "less_equal"),
@@ -131,8 +146,8 @@ _ALIASES = {
 
 
 def _table() -> dict[str, Builder]:
-    table: dict[str, Builder] = {name: _unary(build.elementwise, name) for name in _FLOAT_FUNCTIONS}
-    table |= {name: _unary(build.rounding, name) for name in ("floor", "ceil", "trunc", "round")}
+    table: dict[str, Builder] = {name: _unary(build.elementwise, name) for name in FLOAT_FUNCTIONS}
+    table |= {name: _unary(build.rounding, name) for name in ROUNDINGS}
     table |= {name: _unary(build.keeping, name) for name in ("abs", "sign")}
     table |= {name: _scaled(name) for name in ("add", "sub")}
     table |= {name: _binary(build.arithmetic, name) for name in ("mul", "minimum", "maximum")}
@@ -151,16 +166,16 @@ def _table() -> dict[str, Builder]:
         "neg": build.negate,
         "positive": lambda input: input,
         "div": _div,
-        "pow": lambda input, exponent: build.power(input, exponent),
+        "pow": _pow,
         "square": lambda input: build.power(input, const(2)),
         "reciprocal": lambda input: build.divide(const(1.0), input),
-        "where": lambda condition, input, other: build.where(condition, input, other),
+        "where": _where,
         "clamp": _clamp,
-        "clamp_min": lambda input, min: _clamp(input, min),
+        "clamp_min": _clamp_min,
         "clamp_max": lambda input, max: _clamp(input, None, max),
         "max": _extreme("maximum"),
         "min": _extreme("minimum"),
-        "isnan": lambda input: build.is_nan(input),
+        "isnan": _isnan,
         "isinf": _isinf,
         "isfinite": _isfinite,
         "zeros_like": _like(0),
@@ -212,7 +227,8 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expr:
         return builder(*args, **kwargs)
     except TypeError as error:
         raise language_error(
-            f"torch.{name} with these arguments ({error})", "Only the elementwise form of the function is in the language"
+            f"torch.{name} with these arguments ({error})",
+            "Only the elementwise form of the function is in the language",
         ) from None
 
 
@@ -224,4 +240,3 @@ def unsupported(name: str) -> Exception:
         advice = f"Did you mean {' or '.join(close)}? " if close else ""
         advice += f"Elementwise functions of the language: {', '.join(sorted(FUNCTIONS))}"
     return language_error(f"{name} is not in the variant language", advice)
-

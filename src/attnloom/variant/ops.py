@@ -1,6 +1,6 @@
 """The operations of the language: how each is written, and how Python computes it on numbers.
 
-`torch` functions are in `evaluate`, numpy ones in `uniform`, device code will be in `emit`.
+`evaluate` has their torch functions, `uniform` numpy ones; device code will be in `emit`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _sigmoid(x: float) -> float:
 
 
 def _sign(x: Any) -> Any:
-    return x if x != x else (x > 0) - (x < 0)
+    return x if math.isnan(x) else (x > 0) - (x < 0)
 
 
 def _shift_left(a: int, b: int) -> int:
@@ -52,7 +52,7 @@ def _shift_right(a: int, b: int) -> int:
 
 def _no_nan(choose: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def fold(a: Any, b: Any) -> Any:
-        if a != a or b != b:  # torch propagates NaN, Python's min and max do not
+        if math.isnan(a) or math.isnan(b):  # torch propagates NaN, Python's min and max do not
             return math.nan
         return choose(a, b)
 
@@ -60,6 +60,27 @@ def _no_nan(choose: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 ATOM = 100
+"""Precedence of what never needs parentheses."""
+
+COMPARISON = 3
+"""Precedence of comparisons, which never chain here."""
+
+FLOAT_FUNCTIONS = (
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "tanh",
+    "sigmoid",
+    "sin",
+    "cos",
+    "erf",
+)
+ROUNDINGS = ("floor", "ceil", "trunc", "round")
 
 _CALLS: dict[str, tuple[int, Callable[..., Any]]] = {
     "abs": (1, abs),
@@ -82,7 +103,7 @@ _CALLS: dict[str, tuple[int, Callable[..., Any]]] = {
     "trunc": (1, lambda x: float(math.trunc(x))),
     "round": (1, lambda x: float(round(x))),
     "sign": (1, _sign),
-    "isnan": (1, lambda x: x != x),
+    "isnan": (1, math.isnan),
     "minimum": (2, _no_nan(min)),
     "maximum": (2, _no_nan(max)),
     "where": (3, lambda c, a, b: a if c else b),

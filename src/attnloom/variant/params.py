@@ -115,7 +115,9 @@ def bind(name: str, declared: object) -> Param:
         ParamError: the name cannot be asked for by a functor, or the value declares no operand.
     """
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise ParamError(name=name, given="not a name that a function's parameter can have", expected="", fix="Rename it.")
+        raise ParamError(
+            name=name, given="not a name that a function's parameter can have", expected="", fix="Rename it."
+        )
     if name in RESERVED:
         raise ParamError(
             name=name,
@@ -158,7 +160,10 @@ def _check_declaration(declared: Param) -> None:
         )
     if not isinstance(declared.ndim, int) or declared.ndim < 0:
         raise ParamError(
-            name=declared.name or UNNAMED, given=f"ndim {declared.ndim!r}", expected="0 (a scalar) or more.", fix="Give an integer."
+            name=declared.name or UNNAMED,
+            given=f"ndim {declared.ndim!r}",
+            expected="0 (a scalar) or more.",
+            fix="Give an integer.",
         )
 
 
@@ -173,27 +178,34 @@ def check_value(declared: Param, value: object) -> torch.Tensor | int | float | 
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
     if isinstance(value, torch.Tensor):
-        if value.ndim != declared.ndim:
-            raise _misfit(declared, f"a tensor of shape {tuple(value.shape)}")
-        if value.dtype == declared.dtype:
-            return value
-        if torch.promote_types(value.dtype, declared.dtype) != declared.dtype or value.dtype not in _DTYPES:
-            raise _misfit(declared, f"a tensor of dtype {value.dtype}")
-        if _DTYPES[value.dtype] is not declared.value_dtype and Dtype.FLOAT not in (declared.value_dtype,):
-            if not (_DTYPES[value.dtype].is_int and declared.value_dtype.is_int):
-                raise _misfit(declared, f"a tensor of dtype {value.dtype}")
-        return value.to(declared.dtype)
-    if isinstance(value, (bool, int, float)) and declared.ndim == 0:
-        if declared.dtype == torch.bool:
-            fits = isinstance(value, bool)
-        elif declared.dtype.is_floating_point:
-            fits = not isinstance(value, bool)
-        else:
-            bounds = torch.iinfo(declared.dtype)
-            fits = type(value) is int and bounds.min <= value <= bounds.max
-        if fits:
-            return float(value) if declared.dtype.is_floating_point else value
+        return _check_tensor(declared, value)
+    if isinstance(value, (bool, int, float)) and declared.ndim == 0 and _number_fits(declared.dtype, value):
+        return float(value) if declared.dtype.is_floating_point else value
     raise _misfit(declared, f"{type(value).__name__} {value!r}")
+
+
+def _check_tensor(declared: Param, value: torch.Tensor) -> torch.Tensor:
+    if value.ndim != declared.ndim:
+        raise _misfit(declared, f"a tensor of shape {tuple(value.shape)}")
+    widens = torch.promote_types(value.dtype, declared.dtype) == declared.dtype
+    if not widens or _kind(value.dtype) != _kind(declared.dtype):
+        raise _misfit(declared, f"a tensor of dtype {value.dtype}")
+    return value.to(declared.dtype)
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if dtype not in _DTYPES:
+        return "unsupported"
+    return "integer" if _DTYPES[dtype].is_int else _DTYPES[dtype].value
+
+
+def _number_fits(dtype: torch.dtype, value: float) -> bool:
+    """Whether a scalar of `dtype` can be this Python number: booleans only as booleans, integers in range."""
+    if dtype == torch.bool or isinstance(value, bool):
+        return dtype == torch.bool and isinstance(value, bool)
+    if dtype.is_floating_point:
+        return True
+    return isinstance(value, int) and torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max
 
 
 def check_shape(declared: Param, value: object, qo_len: Any, kv_len: Any) -> None:
@@ -205,11 +217,11 @@ def check_shape(declared: Param, value: object, qo_len: Any, kv_len: Any) -> Non
     if declared.shape is None or not isinstance(value, torch.Tensor):
         return
     expected = tuple(int(extent) for extent in declared.shape(qo_len, kv_len))
-    fits = len(expected) == value.ndim and all(want in (-1, got) for want, got in zip(expected, value.shape, strict=True))
-    if not fits:
+    given = tuple(value.shape)
+    if len(expected) != len(given) or any(want not in (-1, got) for want, got in zip(expected, given, strict=True)):
         raise ParamError(
             name=declared.name,
-            given=f"shape {tuple(value.shape)}",
+            given=f"shape {given}",
             expected=f"The lengths of this plan ask for {expected}.",
             fix="Give a value that fits the planned qo_len and kv_len.",
         )

@@ -6,11 +6,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from attnloom.errors import VariantError
+from attnloom.errors import ParamError, VariantError
 from attnloom.variant import identity as _identity
 from attnloom.variant import params as _params
-from attnloom.variant.expr import TRUE, Dtype, Expr, Index, ParamRef, Symbol, index, op, param_ref, postorder, rewrite
-from attnloom.variant.expr import substitute, symbol
+from attnloom.variant.expr import (
+    TRUE,
+    Dtype,
+    Expr,
+    Index,
+    ParamRef,
+    Symbol,
+    index,
+    op,
+    param_ref,
+    postorder,
+    rewrite,
+    substitute,
+    symbol,
+)
 from attnloom.variant.params import Param
 from attnloom.variant.simplify import simplify
 from attnloom.variant.trace import SYMBOLS, trace
@@ -153,7 +166,7 @@ def rename(program: Program, names: Mapping[str, str]) -> Program:
     for old, declared in program.params.items():
         new = names.get(old, old)
         if new in params:
-            raise _params.ParamError(
+            raise ParamError(
                 name=new, given="two parameters would have this name", expected="", fix="Choose another name."
             )
         params[new] = _params.bind(new, declared)
@@ -191,6 +204,7 @@ def _require_masks(sign: str, *programs: Program) -> None:
         raise VariantError(
             where=f"variant {sign}",
             reason=f"{sign} is defined for masks only, and an operand has {', '.join(has)}",
-            fix=f"Apply {sign} to the masks first and add the rest with &: (a {sign} b) & c" if sign == "|" else
-            "Apply ~ to the mask first and add the rest with &: ~a & c",
+            fix=f"Apply {sign} to the masks first and add the rest with &: (a {sign} b) & c"
+            if sign == "|"
+            else "Apply ~ to the mask first and add the rest with &: ~a & c",
         )

@@ -11,13 +11,14 @@ import numpy as np
 from attnloom.variant.formula import Formula
 
 Grid = np.ndarray[Any, np.dtype[np.bool_]]
+Below = Sequence[Sequence[tuple[Grid, Grid]]]
 Box = tuple[tuple[int, int], ...]
 """First and last cell, inclusive, on each axis."""
 
 FALSE, TRUE, UNKNOWN = range(3)
 
 
-def three_valued(formula: Formula, below: Sequence[Sequence[Grid]], bits: Sequence[int]) -> tuple[Grid, Grid]:
+def three_valued(formula: Formula, below: Below, bits: Sequence[int]) -> tuple[Grid, Grid]:
     """Where `formula` can be true and where it can be false, on the grid of cells.
 
     Args:
@@ -36,9 +37,7 @@ def three_valued(formula: Formula, below: Sequence[Sequence[Grid]], bits: Sequen
     return visit(formula)
 
 
-def _value(
-    node: Formula, args: list[tuple[Grid, Grid]], below: Sequence[Sequence[Grid]], bits: Sequence[int]
-) -> tuple[Grid, Grid]:
+def _value(node: Formula, args: list[tuple[Grid, Grid]], below: Below, bits: Sequence[int]) -> tuple[Grid, Grid]:
     if node.kind == "below":
         surely, maybe = below[node.axis][node.value]
         return maybe, ~surely
@@ -84,7 +83,7 @@ def _grow(cells: Grid, seed: tuple[int, ...], order: tuple[int, ...]) -> Box:
         others = tuple(other for other in range(cells.ndim) if other != axis)
         window = list(_slices(tuple(box)))
         window[axis] = slice(None)
-        inside = cells[tuple(window)].all(axis=others)
+        inside: list[bool] = np.all(cells[tuple(window)], axis=others).tolist()
         first, last = box[axis]
         while first > 0 and inside[first - 1]:
             first -= 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from attnloom.variant import build
 from attnloom.variant.expr import (
     FALSE,
@@ -25,7 +27,6 @@ from attnloom.variant.expr import (
 from attnloom.variant.ops import OPS
 
 _LARGEST = {Dtype.INT32: INT32_MAX, Dtype.INT64: INT64_MAX}
-_LOGIC = ("and", "or", "xor")
 
 
 def simplify(root: Expr) -> Expr:
@@ -45,17 +46,7 @@ def _change(node: Expr) -> Expr:
     if not isinstance(node, Op):
         return node
     folded = _fold(node)
-    if folded is not None:
-        return folded
-    if node.name in _LOGIC:
-        return _logic(node)
-    if node.name == "not":
-        return _not(node.operands[0], node)
-    if node.name == "where":
-        return _where(node)
-    if node.name in ("lt", "le", "eq", "ne"):
-        return _comparison(node)
-    return _arithmetic(node)
+    return folded if folded is not None else _RULES.get(node.name, _arithmetic)(node)
 
 
 def _in_range(value: Number, dtype: Dtype) -> bool:
@@ -108,8 +99,7 @@ def _opposite(a: Expr) -> Expr | None:
     """The node that `a` negates, or the comparison that is its exact opposite."""
     if isinstance(a, Op) and a.name == "not":
         return a.operands[0]
-    negated = _negate_comparison(a)
-    return negated
+    return _negate_comparison(a)
 
 
 def _negate_comparison(a: Expr) -> Expr | None:
@@ -122,7 +112,8 @@ def _negate_comparison(a: Expr) -> Expr | None:
     return None
 
 
-def _not(a: Expr, node: Op) -> Expr:
+def _not(node: Op) -> Expr:
+    a = node.operands[0]
     if isinstance(a, Op) and a.name == "not":
         return a.operands[0]
     return _negate_comparison(a) or node
@@ -164,22 +155,26 @@ def _arithmetic(node: Op) -> Expr:
     b = node.operands[1]
     if node.name in ("minimum", "maximum") and a is b:
         return a
-    if node.name in ("add", "sub"):
-        return _sum(node, a, b)
-    if node.name in ("mul", "div", "floordiv") and _is(b, 1):
-        keeps = node.name != "floordiv" or node.dtype.is_int
-        return cast_to(a, node.dtype) if keeps else node
-    if node.name == "mul":
-        if _is(a, 1):
-            return cast_to(b, node.dtype)
-        if node.dtype.is_int and (_is(a, 0) or _is(b, 0)):
-            return const(0, node.dtype)
-    if node.name == "mod" and node.dtype.is_int and _is(b, 1):
+    if node.name in ("mul", "div") and _is(b, 1):
+        return cast_to(a, node.dtype)
+    if node.name == "mul" and _is(a, 1):
+        return cast_to(b, node.dtype)
+    return _whole(node, a, b) if node.dtype.is_int else node
+
+
+def _whole(node: Op, a: Expr, b: Expr) -> Expr:
+    """Rules that hold for integers only: a float has NaN and infinities."""
+    if node.name == "mul" and (_is(a, 0) or _is(b, 0)):
         return const(0, node.dtype)
+    if node.name == "mod" and _is(b, 1):
+        return const(0, node.dtype)
+    if node.name == "floordiv" and _is(b, 1):
+        return cast_to(a, node.dtype)
     return node
 
 
-def _sum(node: Op, a: Expr, b: Expr) -> Expr:
+def _sum(node: Op) -> Expr:
+    a, b = node.operands
     if _is(b, 0):
         return cast_to(a, node.dtype)
     if node.name == "add" and _is(a, 0):
@@ -204,3 +199,12 @@ def _widen(node: Expr) -> Expr:
     if node.name in ("mul", "shl") and dtype is Dtype.INT32:
         return op(node.name, tuple(cast_to(one, Dtype.INT64) for one in node.operands), Dtype.INT64)
     return op(node.name, node.operands, dtype)
+
+
+_RULES: dict[str, Callable[[Op], Expr]] = {
+    **dict.fromkeys(("and", "or", "xor"), _logic),
+    **dict.fromkeys(("lt", "le", "eq", "ne"), _comparison),
+    **dict.fromkeys(("add", "sub"), _sum),
+    "not": _not,
+    "where": _where,
+}

@@ -103,8 +103,8 @@ class Sym:
     __rshift__, __rrshift__ = _named(build.shift, "shr")
     __lt__, __gt__ = _named(build.compare, "lt")
     __le__, __ge__ = _named(build.compare, "le")
-    __eq__ = _named(build.compare, "eq")[0]
-    __ne__ = _named(build.compare, "ne")[0]
+    __eq__ = _named(build.compare, "eq")[0]  # type: ignore[assignment]
+    __ne__ = _named(build.compare, "ne")[0]  # type: ignore[assignment]
 
     def __neg__(self) -> Sym:
         return Sym(build.negate(self._expression()))
@@ -171,7 +171,7 @@ class Sym:
 
     def __bool__(self) -> NoReturn:
         raise language_error(
-            "the truth of a symbol decides Python control flow (if, while, and, or, not, a chained comparison, min, max)",
+            "the truth of a symbol decides Python control flow (if, while, and, or, not, a < b < c, min, max)",
             "A functor is traced once for all elements: write torch.where(condition, a, b) for a choice, "
             "& | ~ for and, or, not, (0 <= x) & (x < n) for a chain, torch.minimum and torch.maximum for min and max",
         )
@@ -179,8 +179,8 @@ class Sym:
     def __index__(self) -> NoReturn:
         raise language_error(
             "a symbol where Python needs an integer (range, a list or tensor from outside indexed with it)",
-            'Declare the table, params={"table": tensor}, take it as a parameter of the function, and write table[symbol]; '
-            "a loop needs a number fixed when the variant is built",
+            'Declare the table, params={"table": tensor}, take it as a parameter of the function, '
+            "and write table[symbol]; a loop needs a number fixed when the variant is built",
         )
 
     def __int__(self) -> NoReturn:
@@ -188,7 +188,8 @@ class Sym:
 
     def __float__(self) -> NoReturn:
         raise language_error(
-            "float() of a symbol, or a function of the math module", "Write x.float(), and torch.exp instead of math.exp"
+            "float() of a symbol, or a function of the math module",
+            "Write x.float(), and torch.exp instead of math.exp",
         )
 
     def __round__(self, digits: object = None) -> NoReturn:
@@ -204,7 +205,9 @@ class Sym:
         raise language_error("`in` on a symbol", "Write the comparisons out: (x == a) | (x == b)")
 
     def __getitem__(self, key: object) -> Sym:
-        raise language_error(f"{self._expr} indexed, which is one number", "Only tensors declared in params= are indexed")
+        raise language_error(
+            f"{self._expr} indexed, which is one number", "Only tensors declared in params= are indexed"
+        )
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise language_error(f"assignment to .{name} of a symbol", "Symbols are immutable; return a new expression")
@@ -212,7 +215,7 @@ class Sym:
     def __setitem__(self, key: object, value: object) -> NoReturn:
         raise language_error("assignment to an element", "Functors only read; return torch.where(condition, value, x)")
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> NoReturn:
         raise language_error(
             "a symbol as the key of a dict or set", 'Declare a table, params={"table": tensor}, and write table[symbol]'
         )
@@ -237,7 +240,7 @@ class TensorSym(Sym):
         missing = self._param.ndim - len(self._indices)
         places = ", ".join(["qo_head", "q_idx", "kv_pos", "batch"][: self._param.ndim]) or "i"
         raise language_error(
-            f"{self._param.name} is a {self._param.describe()} and is used with {missing} of its dimensions not indexed",
+            f"{self._param.name} is a {self._param.describe()} used with {missing} of its dimensions not indexed",
             f"Index every dimension, for example {self._param.name}[{places}]",
         )
 
@@ -246,7 +249,8 @@ class TensorSym(Sym):
         indices = self._indices + tuple(_index_of(self._param, one) for one in keys)
         if len(indices) > self._param.ndim:
             raise language_error(
-                f"{self._param.name} is a {self._param.describe()} and gets {len(indices)} indices", "One index a dimension"
+                f"{self._param.name} is a {self._param.describe()} and gets {len(indices)} indices",
+                "One index a dimension",
             )
         if len(indices) < self._param.ndim:
             return TensorSym(self._param, indices)
@@ -255,14 +259,18 @@ class TensorSym(Sym):
 
 def _index_of(declared: Param, key: object) -> Expr:
     if isinstance(key, slice) or key is None or key is Ellipsis:
-        raise language_error(f"a slice of {declared.name}", "Index with one integer a dimension: a functor sees one element")
+        raise language_error(
+            f"a slice of {declared.name}", "Index with one integer a dimension: a functor sees one element"
+        )
     expr = as_expr(key)
     if not expr.dtype.is_int:
         raise language_error(
             f"{declared.name} indexed with a {expr.dtype.value}", "Indices are integers: x.to(torch.int32), or a // b"
         )
     if isinstance(expr, Const) and expr.value < 0:
-        raise language_error(f"{declared.name}[{expr.value}]", "Count from the start: negative indices do not wrap here")
+        raise language_error(
+            f"{declared.name}[{expr.value}]", "Count from the start: negative indices do not wrap here"
+        )
     return expr
 
 

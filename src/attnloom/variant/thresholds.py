@@ -145,7 +145,9 @@ def _error(form: Linear) -> Getter:
     const = float(form.const_weight)
     positions = float(sum(weight for atom, weight in form.weights.items() if atom is KV_POS or atom is Q_POS))
     terms = [
-        (float(weight), getter(atom)) for atom, weight in form.weights.items() if atom is not KV_POS and atom is not Q_POS
+        (float(weight), getter(atom))
+        for atom, weight in form.weights.items()
+        if atom is not KV_POS and atom is not Q_POS
     ]
 
     def error(batch: Batch) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,18 +11,16 @@ from typing import Any
 from attnloom.errors import VariantError
 from attnloom.variant.expr import Dtype, Expr, param_ref, symbol
 from attnloom.variant.location import describe_line, raising_line
-from attnloom.variant.params import Param
+from attnloom.variant.params import LOGITS_NAMES, Param
 from attnloom.variant.symbolic import Sym, TensorSym, as_expr
 
 Functor = Callable[..., Any]
 
-_POSITIONS = {
-    name: Dtype.INT32 for name in ("q_pos", "kv_pos", "q_idx", "qo_head", "kv_head", "batch", "qo_len", "kv_len")
-}
+_POSITIONS = dict.fromkeys(LOGITS_NAMES[1:], Dtype.INT32)
 SYMBOLS: dict[str, dict[str, Dtype]] = {
     "logits_transform": {"logits": Dtype.FLOAT, **_POSITIONS},
     "logits_mask": _POSITIONS,
-    "sink": {name: Dtype.INT32 for name in ("qo_head", "kv_head", "batch")},
+    "sink": dict.fromkeys(("qo_head", "kv_head", "batch"), Dtype.INT32),
     "output_transform": {
         "x": Dtype.FLOAT,
         "pos": Dtype.INT32,
@@ -76,11 +75,13 @@ def trace(slot: str, functor: Functor, params: Mapping[str, Param]) -> Expr:
 
 
 def _defined_at(functor: Functor) -> str:
-    inner = inspect.unwrap(functor) if callable(functor) else functor
-    code = getattr(getattr(inner, "func", inner), "__code__", None) or getattr(
-        getattr(type(inner), "__call__", None), "__code__", None
-    )
-    return describe_line(code.co_filename, code.co_firstlineno) if code is not None else repr(functor)
+    inner: Any = inspect.unwrap(functor) if callable(functor) else functor
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if callable(inner) and not hasattr(inner, "__code__"):
+        inner = type(inner).__call__
+    code = getattr(inner, "__code__", None)
+    return repr(functor) if code is None else describe_line(code.co_filename, code.co_firstlineno)
 
 
 def _arguments(

@@ -48,7 +48,7 @@ _INTEGER: dict[str, Callable[..., Any]] = {
     "eq": np.equal,
     "ne": np.not_equal,
 }
-_FUNCTIONS = {**_INTEGER, "div": np.true_divide}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {**_INTEGER, "div": np.true_divide}
 
 
 def is_uniform(root: Expr, unknown: frozenset[str]) -> bool:
@@ -128,7 +128,7 @@ def getter(expr: Expr) -> Getter:
         return lambda batch: _host(args[0](batch), expr.dtype)
     if not isinstance(expr, Op):  # pragma: no cover - every node kind is above
         raise TypeError(f"unknown node {type(expr).__name__}")
-    function = _FUNCTIONS[expr.name]
+    function: Callable[..., Any] = _FUNCTIONS[expr.name]
     return lambda batch: function(*[arg(batch) for arg in args])
 
 

@@ -44,7 +44,9 @@ def verify_expr(slot: str, expr: Expr, symbols: Mapping[str, Dtype], params: Map
     for node in postorder(expr):
         problem = _problem(node, symbols, params)
         if problem is not None:
-            raise VariantError(where=f"{slot}, at {node}", reason=problem, fix="Build expressions by tracing a function")
+            raise VariantError(
+                where=f"{slot}, at {node}", reason=problem, fix="Build expressions by tracing a function"
+            )
 
 
 def _problem(node: Expr, symbols: Mapping[str, Dtype], params: Mapping[str, Param]) -> str | None:

@@ -13,7 +13,9 @@ def rope(*args: object, **kwargs: object) -> NoReturn:
     Raises:
         NotYetSupported: always.
     """
-    raise NotYetSupported(feature="variants.rope", fix="Rotate q and k before the call; the cache then holds rotated keys.")
+    raise NotYetSupported(
+        feature="variants.rope", fix="Rotate q and k before the call; the cache then holds rotated keys."
+    )
 
 
 def streaming_llm(*args: object, **kwargs: object) -> NoReturn:

@@ -31,7 +31,9 @@ def operand(name: str, value: object, dtype: torch.dtype, ndim: int = 1, *, shap
 def starts(counts: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Where each request's part of a concatenated operand begins: exclusive cumulative sum, int64 ``[batch]``."""
     counts = np.asarray(counts, dtype=np.int64)
-    return np.cumsum(counts) - counts
+    begin: np.ndarray[Any, np.dtype[np.int64]] = np.cumsum(counts)
+    begin -= counts
+    return begin
 
 
 def total(counts: Any) -> tuple[int]:
