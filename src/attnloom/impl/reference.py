@@ -108,5 +108,6 @@ class ReferenceImplementation(Implementation):
         if not program.use_softmax:
             return (logits @ value).transpose(0, 1), None
         lse = torch.logsumexp(logits, -1)
-        weights = torch.exp(logits - torch.where(lse == -torch.inf, 0.0, lse)[..., None])
+        # exp(logits - lse) would carry the rounding of a large lse into every weight
+        weights = torch.where((lse == -torch.inf)[..., None], 0.0, torch.softmax(logits, -1))
         return (weights @ value).transpose(0, 1), lse.transpose(0, 1)
