@@ -42,8 +42,8 @@ def append_kv(
         view[slots // page_size, slots % page_size] = rows[kept] if skipped else rows
 
 
-def _slots(slots: Any, k: torch.Tensor, device: torch.device) -> torch.Tensor:
-    slots = torch.as_tensor(slots)
+def _slots(given: Any, k: torch.Tensor, device: torch.device) -> torch.Tensor:
+    slots: torch.Tensor = torch.as_tensor(given)
     if slots.numel() == 0:
         slots = slots.to(torch.int64)
     if slots.dtype not in INDEX_DTYPES or slots.ndim != 1 or slots.shape[0] != k.shape[0]:

@@ -15,6 +15,7 @@ from attnloom.errors import InvalidArgument, NotYetSupported, PlanRequired, Stat
 from attnloom.impl import dispatch
 from attnloom.impl.base import LaunchTensors
 from attnloom.schedule.cost import cost_model
+from attnloom.schedule.planner import Planner
 from attnloom.schedule.work import Plan, TileClass
 from attnloom.schedule.workspace import workspace_bytes
 from attnloom.spec import AttentionSpec
@@ -22,7 +23,7 @@ from attnloom.target import Target
 from attnloom.variant import Variant
 from attnloom.variant.bounds import compile_bounds
 
-PLANNERS = ("stream", "algorithm1")
+PLANNERS: tuple[Planner, ...] = ("stream", "algorithm1")
 
 
 class BatchAttention:
@@ -58,7 +59,7 @@ class BatchAttention:
         max_batch_size: int | None = None,
         max_total_q: int | None = None,
         max_pages: int | None = None,
-        planner: str = "stream",
+        planner: Planner = "stream",
     ) -> None:
         _refuse_later_options(deterministic, max_batch_size, max_total_q, max_pages)
         if planner not in PLANNERS:

@@ -14,7 +14,7 @@ from attnloom.formats import KVFormat, PagedKV, RaggedKV, ResolvedKV, exclusive_
 from attnloom.formats.index import IntArray
 from attnloom.formats.paged import BlockTableKV
 from attnloom.schedule.cost import CostModel
-from attnloom.schedule.planner import Problem, schedule
+from attnloom.schedule.planner import Planner, Problem, schedule
 from attnloom.schedule.work import PageView, Plan, TileClass
 from attnloom.spec import AttentionSpec
 from attnloom.variant.bounds import BoundsProgram
@@ -74,7 +74,7 @@ def build_plan(
     operands: Mapping[str, Any],
     classes: tuple[TileClass, ...],
     cost: CostModel,
-    planner: str,
+    planner: Planner,
     device: torch.device,
 ) -> Plan:
     """Schedule the batch and lay the Plan's arrays on `device`."""
