@@ -23,7 +23,7 @@ def host_ints(name: str, value: Any, ndim: int = 1) -> IntArray:
     if isinstance(value, torch.Tensor):
         if value.dtype not in INDEX_DTYPES:
             raise _wrong_dtype(name, value.dtype)
-        array = value.detach().cpu().numpy()
+        array = value.numpy() if value.device.type == "cpu" else value.cpu().numpy()
     else:
         array = np.asarray(value)
         if array.size == 0 and array.dtype.kind == "f":
@@ -52,7 +52,7 @@ def host_indptr(name: str, value: Any) -> IntArray:
             expected="a first element of 0",
             fix="Subtract the first element.",
         )
-    if indptr.shape[0] > 1 and (indptr[1:] < indptr[:-1]).any():
+    if np.logical_or.reduce(indptr[1:] < indptr[:-1]):
         where = int(np.argmax(indptr[1:] < indptr[:-1]))
         raise InvalidMetadata(
             name=name,

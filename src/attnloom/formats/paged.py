@@ -54,7 +54,8 @@ class PagedKV(KVFormat):
         counts = indptr[1:] - indptr[:-1]
         _check_last_page(last, counts, self.page_size)
         pages = _device_pages("kv_indices", self.kv_indices, int(indptr[-1]), device)
-        kv_len = np.where(counts > 0, (counts - 1) * self.page_size + last, 0)
+        kv_len = (counts - 1) * self.page_size + last
+        kv_len[counts == 0] = 0
         return ResolvedKV(kv_len, indptr[:-1], pages, self.page_size, 0)
 
 
@@ -88,6 +89,8 @@ class BlockTableKV(KVFormat):
 
 
 def _check_last_page(last: IntArray, counts: IntArray, page_size: int) -> None:
+    if np.logical_and.reduce((last > 0) & (last <= page_size)):
+        return
     wrong = (last > page_size) | (last < 0) | ((last == 0) & (counts > 0))
     if wrong.any():
         where = int(np.argmax(wrong))
