@@ -8,7 +8,7 @@ import numpy as np
 from schedule_problems import Case
 
 from attnloom.schedule.cost import CostModel
-from attnloom.schedule.planner import ClassArrays, Schedule
+from attnloom.schedule.result import ClassArrays, Schedule
 
 
 def clipped_segments(part: ClassArrays, item: int) -> list[tuple[int, int, int]]:

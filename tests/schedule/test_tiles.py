@@ -103,7 +103,9 @@ COUNT_STEPS = """
 import sys
 sys.path.insert(0, {folder!r})
 from schedule_problems import make_case
-from attnloom.schedule import planner, tiles
+from attnloom.schedule.cost import cost_model
+from attnloom.schedule.planner import schedule
+from attnloom.schedule.work import TileClass
 
 steps = 0
 def step(frame, event, arg):
@@ -111,13 +113,16 @@ def step(frame, event, arg):
     steps += event == "line"
     return step
 
+def of_tiles(frame, event, arg):
+    return step if frame.f_code.co_filename.endswith("tiles.py") else None
+
 for mask in {masks!r}:
     for kv_len in (1000, 1_000_000):
         problem = make_case([16, 1], [kv_len, kv_len - 300], mask).problem
-        inputs = planner._batch(problem), planner._mask(problem), tiles.Shape(16, 64, 4, 0, 2**62)
+        schedule(problem, [TileClass(16, 64, 1)], cost=cost_model("cpu"))
         steps = 0
-        sys.settrace(lambda frame, event, arg: step if "tiles.py" in frame.f_code.co_filename else None)
-        tiles.find_tiles(*inputs)
+        sys.settrace(of_tiles)
+        schedule(problem, [TileClass(16, 64, 1)], cost=cost_model("cpu"))
         sys.settrace(None)
         print(steps)
 """

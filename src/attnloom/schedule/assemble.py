@@ -1,8 +1,8 @@
-"""Pieces of kv to the Plan's arrays: work items, work_indptr and the merge list (compiled)."""
+"""Pieces of kv to the Plan's arrays, all in one int32 buffer, and the merge list (compiled)."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,101 +26,146 @@ from attnloom.schedule.work import (
 
 Ints = npt.NDArray[np.int64]
 
+ALIGNMENT = 8  # int32: arrays of the buffer start at multiples of 32 bytes
+
+
+class Out(NamedTuple):
+    """The buffer and where the arrays of the class start in it."""
+
+    buffer: Any
+    segments: int
+    items: int
+    item_segments: int
+    work_indptr: int
+
+
+class Units(NamedTuple):
+    """Unit u of the pieces is q tile ids[u] // heads and kv head ids[u] % heads; heads 0: every head of tile ids[u]."""
+
+    ids: Ints
+    heads: int
+    tile_kv: int
+
 
 @inner
-def places(pieces: Ints, order: Ints, workers: int, num_ctas: int) -> Any:
-    """(work_indptr, place of each piece among the items): by CTA, within one in ``order``; idle CTAs get none."""
-    indptr = np.zeros(num_ctas + 1, np.int32)
+def aligned(at: int) -> int:
+    """The next start of an array."""
+    return (at + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+@inner
+def grown_rows(table: Any, rows: int) -> Any:
+    """The table, or a larger copy if it has fewer rows."""
+    if rows <= table.shape[0]:
+        return table
+    larger = np.empty((2 * table.shape[0] + rows, table.shape[1]), np.int32)
+    for i in range(table.shape[0]):
+        for j in range(table.shape[1]):
+            larger[i, j] = table[i, j]
+    return larger
+
+
+@inner
+def places(pieces: Ints, order: Ints, num_ctas: int, out: Out) -> Ints:
+    """Write work_indptr; the place of each piece among the items: by CTA, within one in ``order``."""
+    cursor = np.zeros(num_ctas + 1, np.int64)
     for p in range(pieces.shape[0]):
-        indptr[pieces[p, CTA] + 1] += 1
+        cursor[pieces[p, CTA] + 1] += 1
     for c in range(num_ctas):
-        indptr[c + 1] += indptr[c]
-    cursor = np.empty(workers, np.int64)
-    for c in range(workers):
-        cursor[c] = indptr[c]
+        cursor[c + 1] += cursor[c]
+    for c in range(num_ctas + 1):
+        out.buffer[out.work_indptr + c] = cursor[c]
     place = np.empty(pieces.shape[0], np.int64)
     for i in range(order.shape[0]):
         cta = pieces[order[i], CTA]
         place[order[i]] = cursor[cta]
         cursor[cta] += 1
-    return indptr, place
+    return place
 
 
 @inner
-def seek(segments: Any, tile_kv: int, at: Any, kv_tile: int) -> Any:
-    """From at = (segment, kv tiles before it) on to the segment that holds the kv_tile-th non-empty tile."""
+def seek(out: Out, tile_kv: int, at: Any, kv_tile: int) -> Any:
+    """From at = (start of a segment, kv tiles before it) on to the segment with the kv_tile-th non-empty tile."""
     segment, before = at
     while True:
-        held = (segments[segment, 1] - segments[segment, 0] + tile_kv - 1) // tile_kv
+        held = (out.buffer[segment + 1] - out.buffer[segment] + tile_kv - 1) // tile_kv
         if kv_tile < before + held:
             return segment, before
         before += held
-        segment += 1
+        segment += 3
 
 
 @inner
-def write_item(items: Any, at: int, tile: Any, head: int, slot: int) -> None:
-    """Everything of an item but its kv range."""
-    items[at, REQUEST] = tile[t.REQUEST]
-    items[at, ROW_START] = tile[t.ROW_START]
-    items[at, ROW_COUNT] = tile[t.ROW_COUNT]
-    items[at, ROW_MAP] = NO_ROW_MAP
-    items[at, KV_HEAD] = head
-    items[at, OUT_SLOT] = slot
-
-
-@inner
-def kv_range(segments: Any, tile_kv: int, at: Any, piece: Any) -> Any:
-    """(kv_begin, kv_end, cursor) of a piece that holds some kv tile; the cursor serves the unit's next piece."""
-    segment, before = seek(segments, tile_kv, at, piece[FIRST])
-    begin = segments[segment, 0] + (piece[FIRST] - before) * tile_kv
-    segment, before = seek(segments, tile_kv, (segment, before), piece[LAST] - 1)
-    end = min(segments[segment, 0] + (piece[LAST] - before) * tile_kv, np.int64(segments[segment, 1]))
+def kv_range(out: Out, tile_kv: int, at: Any, first: int, last: int) -> Any:
+    """(kv_begin, kv_end, cursor) of kv tiles [first, last); the cursor serves the unit's next piece."""
+    segment, before = seek(out, tile_kv, at, first)
+    begin = out.buffer[segment] + (first - before) * tile_kv
+    segment, before = seek(out, tile_kv, (segment, before), last - 1)
+    end = min(out.buffer[segment] + (last - before) * tile_kv, np.int64(out.buffer[segment + 1]))
     return begin, end, (segment, before)
 
 
 @inner
-def assemble(found: Any, cut: Any, unit_ids: Ints, heads: int, shape: Any) -> Any:
-    """The arrays of one class: items, item_segments, work_indptr, then merge entries, indptr and slots.
+def write_item(out: Out, at: int, tile: Any, head: int, slot: int) -> None:
+    """Everything of an item but its kv range."""
+    item = out.items + 8 * at
+    out.buffer[item + REQUEST] = tile[t.REQUEST]
+    out.buffer[item + ROW_START] = tile[t.ROW_START]
+    out.buffer[item + ROW_COUNT] = tile[t.ROW_COUNT]
+    out.buffer[item + ROW_MAP] = NO_ROW_MAP
+    out.buffer[item + KV_HEAD] = head
+    out.buffer[item + OUT_SLOT] = slot
+    segments = out.item_segments + 2 * at
+    out.buffer[segments] = tile[t.SEG_START]
+    out.buffer[segments + 1] = tile[t.SEG_COUNT]
 
-    found = (tiles, segments); cut = (pieces, order, workers). unit u of the pieces is the q tile and head
-    unit_ids[u] = tile * heads + head; heads = 0: units are tiles and an item stands for every head.
-    """
-    tiles, segments = found
-    pieces, order, workers = cut
-    indptr, place = places(pieces, order, workers, shape.num_ctas)
-    items = np.empty((pieces.shape[0], 8), np.int32)
-    item_segments = np.empty((pieces.shape[0], 2), np.int32)
-    entries = np.empty((pieces.shape[0], 5), np.int32)
-    merge_indptr = np.zeros(pieces.shape[0] + 1, np.int32)
-    slots = np.empty(pieces.shape[0], np.int32)
-    num_merges = 0
+
+@inner
+def write_items(out: Out, tiles: Ints, pieces: Ints, place: Ints, units: Units) -> int:
+    """The items in their places; partial slots are numbered in the order of the pieces. Returns how many slots."""
     slot = 0
     cursor = (np.int64(0), np.int64(0))
     for p in range(pieces.shape[0]):
-        piece = pieces[p]
-        unit = unit_ids[piece[UNIT]]
-        tile = tiles[unit // max(heads, 1)]
-        head = unit % heads if heads else ALL_HEADS
-        at = place[p]
-        partial = piece[LAST] - piece[FIRST] < tile[t.KV_TILES]
-        write_item(items, at, tile, head, slot if partial else FINAL_OUTPUT)
-        item_segments[at, 0] = tile[t.SEG_START]
-        item_segments[at, 1] = tile[t.SEG_COUNT]
-        if piece[FIRST] == 0:
-            cursor = (tile[t.SEG_START], np.int64(0))
+        unit = units.ids[pieces[p, UNIT]]
+        tile = tiles[unit // max(units.heads, 1)]
+        head = unit % units.heads if units.heads else ALL_HEADS
+        first = pieces[p, FIRST]
+        last = pieces[p, LAST]
+        partial = last - first < tile[t.KV_TILES]
+        write_item(out, place[p], tile, head, slot if partial else FINAL_OUTPUT)
+        if partial:
+            slot += 1
+        if first == 0:
+            cursor = (out.segments + 3 * tile[t.SEG_START], np.int64(0))
         begin = 0
         end = 0
-        if tile[t.SEG_COUNT] > 0:
-            begin, end, cursor = kv_range(segments, shape.tile_kv, cursor, piece)
-        items[at, KV_BEGIN] = begin
-        items[at, KV_END] = end
-        if partial:
-            if piece[FIRST] == 0:
-                for field in range(5):
-                    entries[num_merges, field] = items[at, field]
-                num_merges += 1
-            slots[slot] = slot
-            slot += 1
-            merge_indptr[num_merges] = slot
-    return items, item_segments, indptr, entries[:num_merges], merge_indptr[: num_merges + 1], slots[:slot]
+        if last > first:
+            begin, end, cursor = kv_range(out, units.tile_kv, cursor, first, last)
+        item = out.items + 8 * place[p]
+        out.buffer[item + KV_BEGIN] = begin
+        out.buffer[item + KV_END] = end
+    return slot
+
+
+@inner
+def add_merges(out: Out, pieces: Ints, place: Ints, region: int, merges: Any) -> int:
+    """Append the cut tiles of a class to merges = (entries [n, 6] with the end of each one's slots, slots, n).
+
+    Returns the new n; the tables are large enough.
+    """
+    entries, slots, count = merges
+    used = entries[count - 1, 5] if count else 0
+    for p in range(pieces.shape[0]):
+        item = out.items + 8 * place[p]
+        slot = out.buffer[item + OUT_SLOT]
+        if slot == FINAL_OUTPUT:
+            continue
+        if pieces[p, FIRST] == 0:
+            for field in range(5):
+                entries[count, field] = out.buffer[item + field]
+            count += 1
+        slots[used, 0] = region
+        slots[used, 1] = slot
+        used += 1
+        entries[count - 1, 5] = used
+    return count

@@ -112,19 +112,18 @@ def touches(bands: Any, rows: Any, lo: int, hi: int) -> bool:
 
 
 @inner
-def room_for(segments: Any, used: int, extra: int) -> Any:
-    """The segment table, larger if it could not take ``extra`` more."""
-    if used + extra <= segments.shape[0]:
-        return segments
-    grown = np.empty((2 * segments.shape[0] + extra, 3), np.int32)
+def grown(buffer: Any, used: int, size: int) -> Any:
+    """The buffer, or a larger one with its first ``used`` numbers if it is shorter than ``size``."""
+    if size <= buffer.shape[0]:
+        return buffer
+    larger = np.empty(2 * buffer.shape[0] + size, np.int32)
     for i in range(used):
-        for j in range(3):
-            grown[i, j] = segments[i, j]
-    return grown
+        larger[i] = buffer[i]
+    return larger
 
 
 @inner
-def add_segments(segments: Any, at: int, pieces: Ints, count: int, limits: Any) -> Any:
+def add_segments(buffer: Any, at: int, pieces: Ints, count: int, limits: Any) -> Any:
     """Write pieces of kv tiles (lo, hi, full) as segments; limits = (tile_kv, kv_len); returns (kv tiles, keys)."""
     tile_kv, kv_len = limits
     kv_tiles = 0
@@ -132,9 +131,9 @@ def add_segments(segments: Any, at: int, pieces: Ints, count: int, limits: Any) 
     for j in range(count):
         begin = pieces[j, 0] * tile_kv
         end = min(pieces[j, 1] * tile_kv, kv_len)
-        segments[at + j, 0] = begin
-        segments[at + j, 1] = end
-        segments[at + j, 2] = pieces[j, 2]
+        buffer[at + 3 * j] = begin
+        buffer[at + 3 * j + 1] = end
+        buffer[at + 3 * j + 2] = pieces[j, 2]
         kv_tiles += pieces[j, 1] - pieces[j, 0]
         keys += end - begin
     return kv_tiles, keys
@@ -236,11 +235,13 @@ def longest_walk(batch: Batch, mask: Mask, shape: Shape) -> int:
 
 
 @inner
-def find_tiles(batch: Batch, mask: Mask, shape: Shape) -> Any:
-    """The q tiles of a class and the segments they see: (table int64 [n, 7], segments int32 [m, 3])."""
+def find_tiles(batch: Batch, mask: Mask, shape: Shape, buffer: Any, at: int) -> Any:
+    """The q tiles of a class, and the segments they see written into the buffer from ``at`` on.
+
+    Returns (tiles int64 [n, 7], buffer or a larger one, number of segments).
+    """
     tiles = np.empty((count_tiles(batch, shape), 7), np.int64)
     most = longest_walk(batch, mask, shape) if tiles.shape[0] else 0
-    segments = np.empty((tiles.shape[0] * min(most, 3) + most, 3), np.int32)
     seen = np.empty((mask.may.shape[1], 2), np.int64)
     masked = np.empty((mask.not_must.shape[1], 2), np.int64)
     pieces = np.empty((most, 3), np.int64)
@@ -265,8 +266,9 @@ def find_tiles(batch: Batch, mask: Mask, shape: Shape) -> Any:
                 num_seen = covered(may, span, kv_len, shape.tile_kv, seen)
                 num_masked = covered(not_must, span, kv_len, shape.tile_kv, masked) if num_seen else 0
                 count = cut_runs(seen, num_seen, masked, num_masked, pieces)
-            segments = room_for(segments, used, count)
-            kv_tiles, keys = add_segments(segments, used, pieces, count, (shape.tile_kv, kv_len))
+            end = at + 3 * used
+            buffer = grown(buffer, end, end + 3 * count)
+            kv_tiles, keys = add_segments(buffer, end, pieces, count, (shape.tile_kv, kv_len))
             tiles[t, REQUEST] = i
             tiles[t, ROW_START] = row
             tiles[t, ROW_COUNT] = row_count
@@ -276,4 +278,4 @@ def find_tiles(batch: Batch, mask: Mask, shape: Shape) -> Any:
             tiles[t, KEYS] = keys
             used += count
             t += 1
-    return tiles, segments[:used]
+    return tiles, buffer, used
