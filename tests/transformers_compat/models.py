@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 import torch
 import transformers
 
+import attnloom as al
 from attnloom.integrations.transformers import layer
 
 WINDOW = 8
@@ -27,14 +30,14 @@ GREEDY = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": -1, "pad_toke
 
 @dataclass(frozen=True)
 class ModelCase:
-    """A model class, its config's own arguments, and the features that one may switch off to see tokens change."""
+    """A model class, its config's own arguments, the features that one may switch off to see tokens change, and
+    its layers in order: f full attention, s sliding."""
 
     name: str
     kind: str
     config: dict
     switches: tuple[str, ...]
-    full_layers: int
-    sliding_layers: int
+    layers: str
 
     def build(self) -> transformers.PreTrainedModel:
         torch.manual_seed(0)
@@ -55,32 +58,35 @@ class ModelCase:
 CASES = {
     case.name: case
     for case in (
-        ModelCase("llama", "Llama", {}, (), 2, 0),
-        ModelCase("qwen3", "Qwen3", {}, (), 2, 0),
-        ModelCase("mistral", "Mistral", {"sliding_window": WINDOW}, ("window_left",), 0, 2),
+        ModelCase("llama", "Llama", {}, (), "ff"),
+        ModelCase("qwen3", "Qwen3", {}, (), "ff"),
+        ModelCase("mistral", "Mistral", {"sliding_window": WINDOW}, ("window_left",), "ss"),
         ModelCase(
             "gemma2",
             "Gemma2",
             {"sliding_window": WINDOW, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0},
             ("window_left", "soft_cap"),
-            1,
-            1,
+            "sf",
         ),
         ModelCase(
             "gemma3",
             "Gemma3",
             {"sliding_window": WINDOW, "query_pre_attn_scalar": 16, "layer_types": MIXED},
             ("window_left",),
-            1,
-            1,
+            "sf",
         ),
         ModelCase(
             "gpt_oss",
             "GptOss",
-            {"sliding_window": WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1, "layer_types": MIXED},
+            {
+                "sliding_window": WINDOW,
+                "num_local_experts": 2,
+                "num_experts_per_tok": 1,
+                "layer_types": MIXED * 2,
+                "num_hidden_layers": 4,
+            },
             ("window_left", "sinks"),
-            1,
-            1,
+            "sfsf",
         ),
     )
 }
@@ -99,6 +105,35 @@ def switch_off(monkeypatch, feature: str) -> None:
     build = layer.layer_features
     neutral = {"window_left": None, "soft_cap": None, "sinks": False, "padding": None}[feature]
     monkeypatch.setattr(layer, "layer_features", lambda **kw: dataclasses.replace(build(**kw), **{feature: neutral}))
+
+
+def count_calls(monkeypatch, method: str) -> collections.Counter:
+    """Counts calls of a BatchAttention method from now on, by object."""
+    counter, original = collections.Counter(), getattr(al.BatchAttention, method)
+
+    def counted(self, *args, **kwargs):
+        counter[id(self)] += 1
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(al.BatchAttention, method, counted)
+    return counter
+
+
+def record_steps(monkeypatch, model) -> list[tuple[int, int, int]]:
+    """(plans, runs, plans of the object that planned most) of every forward of `model` from now on."""
+    plans, runs, steps = count_calls(monkeypatch, "plan"), count_calls(monkeypatch, "run"), []
+    forward = type(model).forward
+
+    @functools.wraps(forward)  # generate() reads the signature
+    def counted(self, *args, **kwargs):
+        plans.clear()
+        runs.clear()
+        out = forward(self, *args, **kwargs)
+        steps.append((plans.total(), runs.total(), max(plans.values(), default=0)))
+        return out
+
+    monkeypatch.setattr(type(model), "forward", counted)
+    return steps
 
 
 def left_padded(rows: list[list[int]]) -> dict[str, torch.Tensor]:

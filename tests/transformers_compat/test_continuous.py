@@ -48,7 +48,7 @@ def test_tokens_equal_eager(name):
     assert any(map(is_mixed, events))
     assert any(map(is_chunked, events))
     assert {type(event.inputs.kv) for event in events} == {
-        kind for kind, layers in ((al.PagedKV, case.full_layers), (al.RaggedKV, case.sliding_layers)) if layers
+        {"f": al.PagedKV, "s": al.RaggedKV}[kind] for kind in case.layers
     }
 
 
@@ -63,35 +63,13 @@ def test_tokens_differ_without_the_feature(name, feature, monkeypatch):
 
 @pytest.mark.parametrize("name", models.CASES)
 def test_one_plan_a_step_for_each_variant_and_group(name, monkeypatch):
-    case, rows = models.CASES[name], models.prompts()
+    """Layers of gpt-oss share a plan though each has sinks of its own."""
+    case = models.CASES[name]
     model = enable(case.build())
-    plans, runs, per_step = collections.Counter(), collections.Counter(), []
-    count_calls(monkeypatch, "plan", plans)
-    count_calls(monkeypatch, "run", runs)
-    forward = type(model).forward
-
-    def counted_forward(self, *args, **kwargs):
-        plans.clear(), runs.clear()
-        out = forward(self, *args, **kwargs)
-        per_step.append((plans.total(), runs.total(), max(plans.values())))
-        return out
-
-    monkeypatch.setattr(type(model), "forward", counted_forward)
-    models.generate_batched(model, rows)
-    distinct = bool(case.full_layers) + bool(case.sliding_layers)
-    assert len(per_step) > 8
-    assert set(per_step) == {(distinct, case.full_layers + case.sliding_layers, 1)}
-
-
-def count_calls(monkeypatch, method, counter):
-    """Count `method` by object."""
-    original = getattr(al.BatchAttention, method)
-
-    def counted(self, *args, **kwargs):
-        counter[id(self)] += 1
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(al.BatchAttention, method, counted)
+    steps = models.record_steps(monkeypatch, model)
+    models.generate_batched(model, models.prompts())
+    assert len(steps) > 8
+    assert set(steps) == {(len(set(case.layers)), len(case.layers), 1)}
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
@@ -129,9 +107,9 @@ def test_full_attention_reads_the_pool_itself(name, monkeypatch):
     monkeypatch.setattr(al.BatchAttention, "run", run)
     assert models.generate_batched(model, rows) == expected
 
-    assert set(gathers) == set(range(case.sliding_layers)), "sliding layers, which come first, gather; others do not"
+    assert set(gathers) == {layer for layer, kind in enumerate(case.layers) if kind == "s"}
     paged = [pair for pair in caches if pair[0].ndim == 4]
-    assert len(paged) * case.sliding_layers == (len(caches) - len(paged)) * case.full_layers
+    assert len(paged) * len(case.layers) == len(caches) * case.layers.count("f")
     assert len(paged) > 8
     for k_cache, v_cache in paged:
         assert {k_cache.untyped_storage().data_ptr(), v_cache.untyped_storage().data_ptr()} <= pools

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import transformers
 
+import attnloom as al
 from attnloom.integrations.transformers import NAME, enable, layer
 from tests.transformers_compat import models
 
@@ -16,6 +18,37 @@ def test_tokens_equal_eager(name):
     assert model.config._attn_implementation == NAME
     assert models.generate_alone(model, rows) == alone
     assert models.generate_padded(model, rows) == alone
+
+
+@pytest.mark.parametrize("name", models.CASES)
+def test_one_plan_a_step_on_the_cache_itself(name, monkeypatch):
+    """A padded step plans once for each variant; K and V come as the cache's own tensors, never a copy of them.
+
+    Sliding layers whose window is full and has left the padding behind need no new plan any more.
+    """
+    case, handed, updated = models.CASES[name], [], []
+    model = enable(case.build())
+    steps = models.record_steps(monkeypatch, model)
+    run, update = al.BatchAttention.run, transformers.DynamicCache.update
+
+    def spied_run(self, q, k_cache, v_cache, **kwargs):
+        handed.append((k_cache.data_ptr(), k_cache.stride(), v_cache.data_ptr(), v_cache.stride()))
+        return run(self, q, k_cache, v_cache, **kwargs)
+
+    def spied_update(self, *args, **kwargs):
+        k, v = update(self, *args, **kwargs)
+        updated.append((k.data_ptr(), k.stride(), v.data_ptr(), v.stride()))
+        return k, v
+
+    monkeypatch.setattr(al.BatchAttention, "run", spied_run)
+    monkeypatch.setattr(transformers.DynamicCache, "update", spied_update)
+    models.generate_padded(model, models.prompts())
+    full, sliding = "f" in case.layers, "s" in case.layers
+    assert steps[0] == (full + sliding, len(case.layers), 1)
+    assert {plans for plans, *_ in steps} == ({full, full + sliding} if sliding else {full})
+    assert max(most for *_, most in steps) == 1
+    assert handed == updated
+    assert len(handed) == len(case.layers) * models.GREEDY["max_new_tokens"]
 
 
 @pytest.mark.parametrize(("name", "feature"), models.SWITCHED)

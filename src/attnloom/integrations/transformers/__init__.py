@@ -58,8 +58,8 @@ def enable(
 
     Raises:
         MissingDependency: transformers is missing or too old.
-        InvalidArgument: `model` is no `PreTrainedModel`, or `implementation` is unknown.
-        UnsupportedSpec: no implementation can compute this model's heads, head dim or dtype.
+        InvalidArgument: `model` is no `PreTrainedModel`, `implementation` is unknown, or the head dim unsupported.
+        UnsupportedSpec: no implementation here can compute this model's heads, head dim or dtype.
         NotYetSupported: the model's attention code does not go through `AttentionInterface`.
     """
     name = register()
