@@ -14,6 +14,7 @@ from attnloom.schedule.split import Costs, algorithm1, stream
 
 Ints = npt.NDArray[np.int64]
 
+INT32_MAX = 2**31 - 1
 SECTIONS_PER_CLASS = 4  # segments, items, item_segments, work_indptr; after all classes: merge entries, indptr, slots
 
 
@@ -94,6 +95,15 @@ def merge_sections(buffer: Any, sections: Ints, at: int, merges: Any) -> Any:
 
 
 @inner
+def fits_int32(vectors: Any, group_size: int) -> bool:
+    """Whether packed rows and lengths can be written as int32."""
+    largest = vectors[0][vectors[0].shape[0] - 1] * group_size
+    for i in range(vectors[1].shape[0]):
+        largest = max(largest, vectors[1][i])
+    return bool(largest <= INT32_MAX)
+
+
+@inner
 def kv_starts(kv_len: Ints) -> Ints:
     """Where each request's keys start among all keys."""
     starts = np.empty(kv_len.shape[0], np.int64)
@@ -111,12 +121,15 @@ def plan_batch(vectors: Any, bands: Any, shapes: Ints, costs: Any, scalars: Any)
     shapes int64 [C, 7]: tile_q, tile_kv, num_ctas, rows_above, rows_upto, workers, heads of a unit.
     costs float64 [C, 3]: overhead, merge_fixed, merge_slot in kv tiles.
     scalars = (group_size, kv heads, has_q_pos, has_kv_pos, Algorithm 1's least chunk or -1).
+    An empty buffer: the batch has too many packed rows, or a request too many keys, for int32.
     """
     group_size, num_heads, has_q_pos, has_kv_pos, least_chunk = scalars
     batch = t.Batch(vectors[0], vectors[1], kv_starts(vectors[1]), group_size)
     mask = t.Mask(bands[0], bands[1], vectors[2], vectors[3], has_q_pos != 0, has_kv_pos != 0)
     sections = np.empty((SECTIONS_PER_CLASS * shapes.shape[0] + 3, 2), np.int64)
     buffer = np.empty(64 * batch.kv_len.shape[0] + 1024, np.int32)
+    if not fits_int32(vectors, group_size):
+        return buffer[:0], sections
     entries = np.empty((16, 6), np.int32)
     slots = np.empty((32, 2), np.int32)
     merged: Any = np.int64(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,9 @@ from attnloom.schedule.work import TileClass
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Planner = Literal["stream", "algorithm1"]
+PLANNERS = get_args(Planner)
 
-_INT32_LIMIT = 2**31
+_INT32_MAX = 2**31 - 1
 _ANY_ROWS = 2**62
 _NO_POSITIONS = np.empty(0, np.int64)
 _IDLE_SHARE = 20  # every kv head in one item where at most 1/20 of the CTAs idle for it
@@ -71,7 +72,13 @@ def schedule(
     """
     classes = tuple(classes)
     shapes, costs, heads = _class_tables(classes, problem.num_kv_heads, cost)
-    _check(problem, planner)
+    if planner not in PLANNERS:
+        raise InvalidArgument(
+            name="planner",
+            given=planner,
+            supported=" or ".join(map(repr, PLANNERS)),
+            fix="'stream' is the shipped one.",
+        )
     vectors = (
         _int64(problem.qo_indptr),
         _int64(problem.kv_len),
@@ -87,6 +94,8 @@ def schedule(
         cost.min_chunk if planner == "algorithm1" else -1,
     )
     buffer, sections = _plan_batch()(vectors, bands, shapes, costs, scalars)
+    if not buffer.size:
+        _refuse_size(problem)
     return Schedule(classes, heads, buffer, sections.tolist())
 
 
@@ -122,23 +131,19 @@ def _class_tables(
     return shapes, costs, heads
 
 
-def _check(problem: Problem, planner: str) -> None:
-    if planner not in ("stream", "algorithm1"):
-        raise InvalidArgument(
-            name="planner", given=planner, supported="'stream' or 'algorithm1'", fix="'stream' is the shipped one."
-        )
+def _refuse_size(problem: Problem) -> None:
+    """Name what does not fit int32."""
     rows = int(problem.qo_indptr[-1]) * problem.group_size
-    if rows >= _INT32_LIMIT:
+    if rows > _INT32_MAX:
         raise InvalidMetadata(
             name="qo_indptr",
             given=f"{rows} packed rows (tokens x query heads per kv head)",
             expected="fewer than 2**31",
             fix="Divide the batch.",
         )
-    if problem.kv_len.size and int(problem.kv_len.max()) >= _INT32_LIMIT:
-        raise InvalidMetadata(
-            name="kv_len", given=int(problem.kv_len.max()), expected="fewer than 2**31 keys", fix="Divide the request."
-        )
+    raise InvalidMetadata(
+        name="kv_len", given=int(problem.kv_len.max()), expected="fewer than 2**31 keys", fix="Divide the request."
+    )
 
 
 def _int64(array: npt.NDArray[Any]) -> Ints:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,14 @@ Int32s = npt.NDArray[np.int32]
 
 _WIDTHS = (3, 8, 2, 0)  # columns of a class's arrays, 0: one dimension
 _MERGE_WIDTHS = (5, 0, 2)
+
+
+@cache
+def _empty(shape: tuple[int, ...]) -> torch.Tensor:
+    """The tensor for arrays without elements, made once: most plans have several."""
+    import torch
+
+    return torch.empty(shape, dtype=torch.int32)
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ class Schedule:
         import torch
 
         if torch.device(device).type == "cpu":
-            views = [torch.from_numpy(array) for array in self._arrays]
+            views = [torch.from_numpy(array) if array.size else _empty(array.shape) for array in self._arrays]
         else:
             whole = torch.from_numpy(self.buffer).to(device)
             views = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from attnloom.schedule.work import TileClass
 
@@ -47,6 +48,11 @@ def slots(tile: TileClass) -> int:
 
 def layout(classes: Sequence[TileClass], head_dim_vo: int) -> Layout:
     """Where each class's partial states lie in the workspace."""
+    return _layout(tuple(classes), head_dim_vo)
+
+
+@lru_cache(maxsize=256)
+def _layout(classes: tuple[TileClass, ...], head_dim_vo: int) -> Layout:
     regions = []
     at = 0
     for tile in classes:
