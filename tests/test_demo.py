@@ -188,7 +188,7 @@ def test_the_comparison_does_not_use_attnloom(
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("one\n")
     assert run(chat_model, tmp_path, "--prompts", str(prompts), "--max-new-tokens", "3") == 0
-    assert len(calls) == 3 * 2  # a prefill and two decodes, two layers
+    assert len(calls) == (2 + 3) * 2  # two steps to warm up, a prefill and two decodes, in two layers
     assert "All 3 tokens of 1 answers equal" in capsys.readouterr().out
 
 

@@ -17,6 +17,7 @@ from attnloom.demo.prompts import BUILT_IN, read_prompts
 from attnloom.demo.report import happenings
 from attnloom.demo.steps import Row, Step
 from attnloom.demo.verify import first_difference
+from attnloom.demo.weights import _WithoutBars
 
 
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,6 +92,17 @@ def test_the_log_of_many_requests_is_narrow(capsys: pytest.CaptureFixture[str]) 
     log.close()
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].split("│")[1].strip() == "dP" + "·" * 38
+
+
+def test_progress_bars_are_dropped_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    from tqdm import tqdm
+
+    stream = _WithoutBars()
+    print("before", file=stream)
+    for _ in tqdm(range(3), file=stream, mininterval=0):
+        pass
+    print("after", file=stream)
+    assert capsys.readouterr().err == "before\nafter\n"
 
 
 def test_what_the_steps_show_in_sentences() -> None:

@@ -73,7 +73,9 @@ def _demo(options: Options, console: Console) -> int:
     if picture.step is None:
         console.line("no step prefilled and decoded together, so there is no picture of one")
     else:
-        console.line(f"plan of step {picture.step.number}: {picture.path} (as a table: {picture.table_path})")
+        names = " ".join(row.request for row in picture.step.rows)
+        console.line(f"plan of step {picture.step.number}: {picture.path}, as a table {picture.table_path}")
+        console.line(f"(requests 0 to {len(picture.step.rows) - 1} of that plan are {names})")
 
     comparisons = _compare(model, answers, generation, tokenizer, console) if options.verify else []
     about = {"model": source.name, "dtype": options.dtype, "device": options.device, "seconds": seconds}
@@ -93,6 +95,7 @@ def _serve(model: Any, requests: Sequence[Any], options: Options, picture: Any, 
     from attnloom.integrations.transformers import enable
 
     enable(model, implementation=options.implementation, on_plan=picture.on_plan)
+    _warm_up(model, requests[0].tokens, console)
     manager = make_manager(model, requests, options, model.generation_config)
     waves = Waves(manager, requests)
     log = StepLog(console, [request.name for request in requests], waves.arrivals)
@@ -105,6 +108,19 @@ def _serve(model: Any, requests: Sequence[Any], options: Options, picture: Any, 
     log.close()
     manager.destroy()
     return answers, recorder, seconds
+
+
+def _warm_up(model: Any, tokens: list[int], console: Console) -> None:
+    """One prefill and one decode, so that what is compiled at first use does not count as time to first token."""
+    import torch
+
+    begin = time.perf_counter()
+    prompt = torch.tensor([tokens], device=model.device)
+    with torch.inference_mode():
+        model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=2)
+    console.line(
+        f"AttnLoom is on and warm after {time.perf_counter() - begin:.1f} s (compiled once, then kept on disk)"
+    )
 
 
 def _compare(model: Any, answers: Sequence[Any], generation: Any, tokenizer: Any, console: Console) -> list[Any]:

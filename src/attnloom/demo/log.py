@@ -79,9 +79,9 @@ class StepLog:
         return f"{text:>4}" if self._wide else text
 
     def _notes(self, step: Step) -> list[str]:
-        notes = [f"{_names(names)} arrive" for steps, names in self._arrivals if steps == step.number - 1]
+        notes = [_do("arrive", names) for steps, names in self._arrivals if steps == step.number - 1]
         if step.joined:
-            notes.append(f"{_names(step.joined)} join")
+            notes.append(_do("join", step.joined))
         notes += self._newly_shared(step)
         notes += [f"{name} leaves with {count} tokens" for name, count in step.left]
         return notes
@@ -97,6 +97,10 @@ class StepLog:
             f"page{'s' if len(pages) > 1 else ''} {' '.join(map(str, pages))} shared by {_names(who)}"
             for who, pages in fresh.items()
         ]
+
+
+def _do(verb: str, names: Sequence[str]) -> str:
+    return f"{_names(names)} {verb}{'s' if len(names) == 1 else ''}"
 
 
 def _names(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The picture of one plan: of the step in which most requests prefill and decode together."""
+"""The picture of one plan: of the fullest step in which requests prefill beside others that decode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attnloom.demo.steps import Step, StepRecorder
 
 
 class PlanPicture:
-    """Keeps the explanation of the plan of the busiest mixed step; `on_plan` is for the integration's `enable`."""
+    """Keeps the explanation of the plan of the fullest mixed step; `on_plan` is for the integration's `enable`."""
 
     def __init__(self, directory: Path) -> None:
         self.recorder: StepRecorder | None = None
@@ -22,9 +22,11 @@ class PlanPicture:
 
     def on_plan(self, event: Any) -> None:
         """A plan was made, in the thread that generates; draw it at once, for the next plan reuses its arrays."""
-        self.plans += 1
         step = self.recorder.current if self.recorder is not None else None
-        if step is None or not step.mixed or (self.step is not None and _worth(step) <= _worth(self.step)):
+        if step is None:
+            return  # the warm-up's
+        self.plans += 1
+        if not step.mixed or (self.step is not None and _worth(step) <= _worth(self.step)):
             return
         explanation = event.attn.explain()
         explanation.save(self.path)
@@ -32,5 +34,7 @@ class PlanPicture:
         self.step = step
 
 
-def _worth(step: Step) -> tuple[int, int]:
-    return min(len(step.prefills), len(step.rows) - len(step.prefills)), len(step.rows)
+def _worth(step: Step) -> tuple[bool, int]:
+    """Several requests of either kind first, then the most tokens."""
+    prefills = len(step.prefills)
+    return min(prefills, len(step.rows) - prefills) > 1, step.tokens

@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import os
-import re
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,7 +142,7 @@ def load(source: Source, *, device: str, dtype: str, bars: bool) -> Loaded:
     gguf = {} if source.gguf is None else {"gguf_file": source.gguf}
     where = source.folder if source.gguf is None else source.folder / source.gguf
     try:
-        with nullcontext() if bars else _without_bars():
+        with nullcontext() if bars else redirect_stderr(_WithoutBars()):
             tokenizer = hub.AutoTokenizer.from_pretrained(str(source.folder), **gguf)
             model = hub.AutoModelForCausalLM.from_pretrained(
                 str(source.folder), dtype=getattr(torch, dtype), attn_implementation="eager", **gguf
@@ -163,17 +161,27 @@ def load(source: Source, *, device: str, dtype: str, bars: bool) -> Loaded:
     return Loaded(model.to(device).eval(), tokenizer, time.perf_counter() - begin)
 
 
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Hold standard error back and pass on everything but progress bars, which would litter a log."""
-    held = io.StringIO()
-    try:
-        with redirect_stderr(held):
-            yield
-    finally:
-        for line in re.split(r"[\r\n]+", held.getvalue()):
-            if line.strip() and "%|" not in line:
-                print(line, file=sys.stderr)
+class _WithoutBars(io.TextIOBase):
+    """Standard error without progress bars, which would litter a log.
+
+    Everything else goes on at once, also what a logger that took this stream for its own says later.
+    """
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr
+        self._bar = False
+
+    def write(self, text: str) -> int:
+        """Drop a bar (it begins with a carriage return) and the line's end that closes it."""
+        bar = text.startswith("\r") or (self._bar and text == "\n")
+        self._bar = bar and text != "\n"
+        if not bar:
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush standard error."""
+        self._stream.flush()
 
 
 def _first_line(error: Exception, limit: int = 200) -> str:
