@@ -7,6 +7,7 @@ three-valued logic; unions of neighbouring cells are the bands.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from attnloom.variant.formula import Analysis, analyse
 from attnloom.variant.program import Program
 from attnloom.variant.regions import Box, Grid, cover, three_valued
-from attnloom.variant.thresholds import INF, Columns
+from attnloom.variant.thresholds import INF, NO_COLUMNS, Columns
 from attnloom.variant.uniform import Batch, Lengths
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -26,6 +27,7 @@ MAX_CELLS = 4096
 
 _UNLIMITED = (-INF, INF) * 3
 _EMPTY = (1, 0) * 3
+_WHOLE_LINE: Ints = np.array([[-INF, INF + 1]], dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,24 +108,26 @@ class _Layout:
 
     def bands(self, batch: Batch) -> Bands:
         rows = len(batch.qo_len) if self.varies else 1
-        pattern: list[Ints] = [self._bits(batch, rows)]
+        pattern = [self._bits(batch, rows)] if self._bits.width else []
         edges = []
         for columns in self._cuts:
+            if not columns.width:
+                edges.append(_WHOLE_LINE)
+                continue
             cuts = columns(batch, rows)
             if columns.width > 1:
                 order = np.argsort(cuts, axis=1, kind="stable")
                 cuts = cuts[np.arange(rows)[:, None], order]
                 pattern += [order, (cuts[:, 1:] == cuts[:, :-1]).astype(np.int64)]
             edges.append(_edges(cuts))
-        kinds = pattern[0] if len(pattern) == 1 else np.concatenate(pattern, axis=1)
         if rows == 0:
-            return Bands(_gather(edges, []), _gather(edges, []))
-        if rows == 1 or kinds.shape[1] == 0 or (kinds == kinds[0]).all():
+            return Bands(_gather(edges, [], 0), _gather(edges, [], 0))
+        kinds = np.concatenate(pattern, axis=1) if pattern else NO_COLUMNS
+        if len(kinds) == 1 or (kinds == kinds[0]).all():
             may, not_must = self._boxes(kinds[0])
-            return Bands(_gather(edges, may), _gather(edges, not_must))
-        distinct, which = np.unique(kinds, axis=0, return_inverse=True)
-        choices = [self._boxes(kind) for kind in distinct]
-        which = which.reshape(-1)
+            return Bands(_gather(edges, may, rows), _gather(edges, not_must, rows))
+        samples, which = _distinct(kinds)
+        choices = [self._boxes(kinds[row]) for row in samples]
         return Bands(
             _mixed(edges, [may for may, _ in choices], which),
             _mixed(edges, [not_must for _, not_must in choices], which),
@@ -158,6 +162,17 @@ class _Layout:
         return cover(true, empty), cover(false, empty)
 
 
+def _distinct(kinds: Ints) -> tuple[Ints, Ints]:
+    """Rows that differ (one of each), and for every row the number of its like."""
+    radix = kinds.max(axis=0) + 1
+    if math.prod(radix.tolist()) < 2**62:  # one number says it all
+        places = np.cumprod(radix) // radix
+        _, samples, which = np.unique(kinds @ places, return_index=True, return_inverse=True)
+    else:
+        _, samples, which = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
+    return samples, which.reshape(-1)
+
+
 def _order(kind: list[int], width: int) -> tuple[list[int], list[bool], int]:
     """From a pattern: the rank of each cut, whether neighbours are equal, and the numbers read."""
     if width < 2:
@@ -173,14 +188,14 @@ def _edges(ordered: Ints) -> Ints:
     return edges
 
 
-def _gather(edges: list[Ints], boxes: list[Box]) -> Ints:
+def _gather(edges: list[Ints], boxes: list[Box], rows: int) -> Ints:
     """The bands of boxes of cells: int64 [rows, boxes, 6]."""
-    out = np.empty((edges[0].shape[0], len(boxes), 6), dtype=np.int64)
-    if boxes:
-        cells = np.array(boxes, dtype=np.int64)
-        for axis, edge in enumerate(edges):
-            out[:, :, 2 * axis] = edge[:, cells[:, axis, 0]]
-            out[:, :, 2 * axis + 1] = edge[:, cells[:, axis, 1] + 1] - 1
+    out = np.empty((rows, len(boxes), 6), dtype=np.int64)
+    for j, box in enumerate(boxes):
+        for axis, (first, last) in enumerate(box):
+            out[:, j, 2 * axis] = edges[axis][:, first]
+            out[:, j, 2 * axis + 1] = edges[axis][:, last + 1]
+    out[:, :, 1::2] -= 1  # an edge is the first position of the next cell
     return out
 
 
@@ -190,7 +205,8 @@ def _mixed(edges: list[Ints], choices: list[list[Box]], which: Ints) -> Ints:
     out[:] = _EMPTY
     for kind, boxes in enumerate(choices):
         rows = np.flatnonzero(which == kind)
-        out[rows, : len(boxes)] = _gather([edge[rows] for edge in edges], boxes)
+        some = [edge if edge is _WHOLE_LINE else edge[rows] for edge in edges]
+        out[rows, : len(boxes)] = _gather(some, boxes, len(rows))
     return out
 
 

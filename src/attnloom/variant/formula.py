@@ -33,6 +33,10 @@ class Threshold:
     strict: bool
     is_float: bool
 
+    def reads(self) -> tuple[Expr, ...]:
+        """Expressions whose values it needs."""
+        return (*self.form.factors, *(self.form.weights if self.is_float else ()))
+
     def key(self) -> tuple[object, ...]:
         """Equal keys have equal values."""
         terms = frozenset(self.form.factors.items())
@@ -90,8 +94,7 @@ class _Analyser:
         formula = self._boolean(mask)
         params: set[str] = set()
         for threshold in [*self._bits, *(cut for axis in self._cuts for cut in axis)]:
-            exprs = threshold.form.factors if isinstance(threshold, Threshold) else (threshold,)
-            for expr in exprs:
+            for expr in threshold.reads() if isinstance(threshold, Threshold) else (threshold,):
                 params |= parameters(expr)
         return Analysis(formula, self._cuts, self._bits, frozenset(params))
 
@@ -126,10 +129,9 @@ class _Analyser:
             above = self._compare("le", form.times(Fraction(-1)), is_float, splits // 2)
             both = Formula("and", args=(self._compare("le", form, is_float, splits // 2), above))
             return both if name == "eq" else Formula("not", args=(both,))
-        others = [one for one in form.factors if one not in (KV_POS, Q_POS)]
-        opaque = [one for one in others if not is_uniform(one, self._unknown)]
-        if opaque:
-            return self._take_apart(name, form, is_float, splits, opaque[0])
+        for atom in (*form.factors, *(form.weights if is_float else ())):
+            if atom is not KV_POS and atom is not Q_POS and not is_uniform(atom, self._unknown):
+                return self._take_apart(name, form, is_float, splits, atom) if atom in form.factors else UNKNOWN
         kv, q = form.factors.get(KV_POS, Fraction(0)), form.factors.get(Q_POS, Fraction(0))
         rest = form.without(KV_POS, Q_POS)
         if not kv and not q:
@@ -148,7 +150,7 @@ class _Analyser:
         if taken is None:
             return UNKNOWN
         condition, a, b = taken
-        factor, rest = form.factors[node], form.without(node)
+        factor, rest = form.factors[node], form.forgetting(node)
         cases = [self._compare(name, rest.plus(self._linear(one), factor), is_float, splits // 2) for one in (a, b)]
         return _choose(self._boolean(condition), cases[0], cases[1])
 

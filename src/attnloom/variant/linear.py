@@ -52,9 +52,14 @@ class Linear:
         return Linear().plus(self, factor)
 
     def without(self, *atoms: Expr) -> Linear:
-        """The sum without these atoms."""
+        """The sum without these atoms, which still weigh as much."""
         factors = {atom: value for atom, value in self.factors.items() if atom not in atoms}
         return Linear(factors, self.const, self.weights, self.const_weight)
+
+    def forgetting(self, gone: Expr) -> Linear:
+        """The sum as if `gone` had never been in it."""
+        weights = {atom: value for atom, value in self.weights.items() if atom is not gone}
+        return Linear(self.without(gone).factors, self.const, weights, self.const_weight)
 
 
 def atom(expr: Expr) -> Linear:

@@ -21,9 +21,11 @@ INF = 2**40
 ROUNDING = 2.0**-20
 """Bound of a float expression's relative error on a device: some operations in fp32, 2**-24 each."""
 EXACT_BELOW = 2.0**23
-"""Whole numbers whose fp32 sums, and halves, are exact."""
+"""Whole numbers whose fp32 sums and differences are exact; multiples of a power of two likewise, scaled."""
 LARGEST_GIVEN_POSITION = 2.0**24
 """Bound assumed of positions that a caller gives, in float comparisons."""
+
+NO_COLUMNS: Ints = np.zeros((1, 0), dtype=np.int64)
 
 
 class Columns:
@@ -40,7 +42,7 @@ class Columns:
         self.varies = False
         self.width = 0
         for threshold in thresholds:
-            exprs = [threshold] if isinstance(threshold, Expr) else [*threshold.form.factors]
+            exprs = (threshold,) if isinstance(threshold, Expr) else threshold.reads()
             self.varies |= any(varies(expr) for expr in exprs)
             two = isinstance(threshold, Threshold) and threshold.is_float and threshold.scale != 0
             # the size of a rounding depends on the lengths
@@ -50,7 +52,9 @@ class Columns:
             self._parts.append(_compiled(threshold))
 
     def __call__(self, batch: Batch, rows: int) -> Ints:
-        """The table of a batch."""
+        """The table of a batch; `NO_COLUMNS` where there is no threshold."""
+        if not self.width:
+            return NO_COLUMNS
         table = np.empty((rows, self.width), dtype=np.int64)
         column = 0
         for part in self._parts:
@@ -105,6 +109,8 @@ def _integer_cut(cut: Threshold) -> Callable[[Batch], tuple[Any, ...]]:
 
 
 def _clamped(value: Any) -> Any:
+    if isinstance(value, int):
+        return min(max(value, -INF), INF + 1)
     return np.minimum(np.maximum(value, -INF), INF + 1)
 
 
@@ -140,8 +146,9 @@ def _float_cut(cut: Threshold) -> Callable[[Batch], tuple[Any, ...]]:
 
 
 def _error(form: Linear) -> Getter:
-    """Bound of a device's rounding of the whole comparison; 0 where only small whole numbers are added."""
-    whole_form = form.const.denominator == 1 and all(weight.denominator == 1 for weight in form.weights.values())
+    """Bound of a device's rounding of the whole comparison; 0 where fp32 adds exactly."""
+    unit = math.lcm(form.const.denominator, *(weight.denominator for weight in form.weights.values()))
+    dyadic = unit & (unit - 1) == 0
     const = float(form.const_weight)
     positions = float(sum(weight for atom, weight in form.weights.items() if atom is KV_POS or atom is Q_POS))
     terms = [
@@ -153,11 +160,11 @@ def _error(form: Linear) -> Getter:
     def error(batch: Batch) -> Any:
         longest = batch.qo_len + batch.kv_len if batch.default_positions else LARGEST_GIVEN_POSITION
         total: Any = const + positions * longest
-        whole: Any = whole_form
+        whole: Any = dyadic
         for weight, value in terms:
             size = np.abs(np.asarray(value(batch), dtype=np.float64))
             total = total + weight * size
             whole = whole & (np.floor(size) == size)
-        return np.where(whole & (total < EXACT_BELOW), 0.0, total * ROUNDING)
+        return np.where(whole & (total * unit < EXACT_BELOW), 0.0, total * ROUNDING)
 
     return error
