@@ -61,7 +61,7 @@ class Entry:
 
     def __init__(self, func: Callable[..., Any]) -> None:
         self.func = func
-        self.compiled = numba.njit(error_model="numpy", boundscheck=False)(func)
+        self.compiled = numba.njit(error_model="numpy")(func)
         self.proven = False
         folder = _writable_cache()
         if folder is not None and not numba.config.DISABLE_JIT:
@@ -79,7 +79,7 @@ class Entry:
         try:
             result = self.compiled(*args)
         except _CACHE_FAILURES:  # where it was not the cache, the error comes again below
-            self.compiled = numba.njit(error_model="numpy", boundscheck=False)(self.func)
+            self.compiled = numba.njit(error_model="numpy")(self.func)
             result = self.compiled(*args)
         self.proven = True
         return result

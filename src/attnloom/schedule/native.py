@@ -95,6 +95,15 @@ def merge_sections(buffer: Any, sections: Ints, at: int, merges: Any) -> Any:
 
 
 @inner
+def clear_gaps(buffer: Any, sections: Ints) -> None:
+    """Zero what alignment leaves between the arrays, so that equal schedules have equal buffers."""
+    for s in range(sections.shape[0]):
+        end = sections[s, 0] + sections[s, 1]
+        for at in range(end, aligned(end)):
+            buffer[at] = 0
+
+
+@inner
 def fits_int32(vectors: Any, group_size: int) -> bool:
     """Whether packed rows and lengths can be written as int32."""
     largest = vectors[0][vectors[0].shape[0] - 1] * group_size
@@ -155,6 +164,7 @@ def plan_batch(vectors: Any, bands: Any, shapes: Ints, costs: Any, scalars: Any)
         slots = grown_rows(slots, used + new_slots)
         merged = add_merges(out, pieces, place, c, (entries, slots, merged))
     buffer, end = merge_sections(buffer, sections, end, (entries, slots, merged))
+    clear_gaps(buffer, sections)
     return buffer[:end], sections
 
 
