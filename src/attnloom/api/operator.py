@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 _LIBRARY = torch.library.Library("attnloom", "DEF")
 _LIBRARY.define(
-    "run(int handle, Tensor q, Tensor k_cache, Tensor? v_cache, str[] names, Tensor[] values, bool with_lse, bool raw)"
+    "run(SymInt handle, Tensor q, Tensor k_cache, Tensor? v_cache, str[] names, Tensor[] values, bool with_lse, bool raw)"
     " -> (Tensor, Tensor)"
 )
 _objects: weakref.WeakValueDictionary[int, BatchAttention] = weakref.WeakValueDictionary()
-_handles = itertools.count(1)
+_handles = itertools.count(2)  # torch.compile makes constants of 0 and 1, whatever is said to be dynamic
 
 
 def register(engine: BatchAttention) -> int:
@@ -86,10 +86,11 @@ def _fake(
     with_lse: bool,
     raw: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    spec = _objects[handle].spec
-    dtype = torch.float32 if raw else spec.dtype
-    out = q.new_empty((q.shape[0], spec.num_qo_heads, spec.head_dim_vo), dtype=dtype)
-    lse = q.new_empty((q.shape[0], spec.num_qo_heads) if with_lse else (0,), dtype=torch.float32)
+    # From the tensors alone: looking the object up would make its handle a constant of the graph.
+    rows, heads = q.shape[0], q.shape[1]
+    head_dim_vo = (k_cache if v_cache is None else v_cache).shape[-1]
+    out = q.new_empty((rows, heads, head_dim_vo), dtype=torch.float32 if raw else q.dtype)
+    lse = q.new_empty((rows, heads) if with_lse else (0,), dtype=torch.float32)
     return out, lse
 
 
