@@ -26,8 +26,9 @@ def registry() -> dict[str, Implementation]:
     """Every implementation by name, in the order in which dispatch prefers them."""
     from attnloom.impl.cpu import CpuImplementation  # noqa: PLC0415 - only when something dispatches
     from attnloom.impl.reference import ReferenceImplementation  # noqa: PLC0415
+    from attnloom.impl.triton import TritonImplementation  # noqa: PLC0415
 
-    found: tuple[Implementation, ...] = (CpuImplementation(), ReferenceImplementation())
+    found: tuple[Implementation, ...] = (TritonImplementation(), CpuImplementation(), ReferenceImplementation())
     return {one.name: one for one in found}
 
 

@@ -1,0 +1,1 @@
+"""Triton device code: a small vocabulary (paging, softmax, rows, output), then the kernels."""

@@ -1,0 +1,42 @@
+"""Compile-time facts of one kernel; a frozen value that enters as one constexpr argument."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class KernelConfig:
+    """What is fixed when an attention or merge kernel is compiled.
+
+    TILE_Q, TILE_KV, STAGES   tile sizes (powers of two) and depth of the copy pipeline
+    GROUP                     query heads per kv head
+    K0, K1 / V0, V1           power-of-two pieces of the head dims; the second may be 0 or reach past the dim
+    DIM_QK, DIM_VO            head dims
+    PAGED, PAGE_SIZE          page table or ragged; PAGE_SIZE 0: a run-time integer
+    SAME_KV                   k and v have equal strides, so that their row offsets are computed once
+    SOFTMAX, FOLD             softmax or plain weights; FOLD: scale enters the exponent (no logits functor, scale > 0)
+    GUARD                     a full tile may still hold -inf logits (a logits functor may return it)
+    HAS_Q_POS, HAS_KV_POS     positions are given as arrays
+    UPCAST                    operands of products go to fp32 first
+    RAW                       the state of pure softmax is asked for: no sink, no output_transform
+    """
+
+    TILE_Q: int
+    TILE_KV: int
+    STAGES: int
+    GROUP: int
+    K0: int
+    K1: int
+    V0: int
+    V1: int
+    DIM_QK: int
+    DIM_VO: int
+    PAGED: bool
+    PAGE_SIZE: int
+    SAME_KV: bool
+    SOFTMAX: bool
+    FOLD: bool
+    GUARD: bool
+    HAS_Q_POS: bool
+    HAS_KV_POS: bool
+    UPCAST: bool
+    RAW: bool
