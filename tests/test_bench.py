@@ -55,7 +55,9 @@ def test_visible_pairs_are_those_of_a_causal_mask(mode):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("mode", cases.MODES)
 def test_peer_is_causal_from_the_bottom_right(mode, layout):
-    case = small(workload="sharegpt_8", mode=mode)
+    """The first prompt is longer than the chunk of a mixed step: rows 512 long over more keys."""
+    case = small(workload="sharegpt_4_seed7", mode=mode)
+    assert case.lengths.kv[0] > 512
     batch = make_batch(case)
     outs = make_peer(batch, layout)()
     assert len(outs) == len(batch.sequences.q)
@@ -220,6 +222,11 @@ def test_drawn_workloads(source):
     assert set(batch.prompt_lens) <= set(ends)
     longest = {p: max(t for q, t in totals if q == p) for p in set(batch.prompt_lens)}
     assert all(kv <= longest[p] for kv, p in zip(batch.kv_lens, batch.prompt_lens, strict=True))
+
+
+def test_a_draw_takes_no_row_twice():
+    drawn = cases.workload("sharegpt_4000").prompt_lens
+    assert sorted(drawn) == sorted(int(prompt) for prompt, _ in cases._LOADERS["sharegpt"]())
 
 
 def test_mixed_step_has_chunks_and_decodes():
