@@ -140,7 +140,7 @@ def test_tree_mask_is_full_over_the_prefix():
 
 
 def test_structural_params_are_those_that_shape_the_bands():
-    def functor(kv_pos, q_pos, batch, ends, w, table):
+    def functor(kv_pos, q_pos, batch, *, ends, w, table):
         return (kv_pos < ends[batch]) & (kv_pos >= q_pos - w) & (table[kv_pos] > 0)
 
     variant = mask(functor, ends=torch.tensor([4]), w=3, table=torch.ones(9))
