@@ -56,7 +56,9 @@ def traced_run(
             )
         names.append(name)
         values.append(value)
-    out, lse = torch.ops.attnloom.run(handle, q, k_cache, v_cache, names, values, with_lse, raw)
+    # An engine is often an attribute of a module, whose integers dynamo takes for constants: one graph a layer.
+    with torch._dynamo.patch_dynamo_config(allow_unspec_int_on_nn_module=True):
+        out, lse = torch.ops.attnloom.run(handle, q, k_cache, v_cache, names, values, with_lse, raw)
     return out, lse
 
 
