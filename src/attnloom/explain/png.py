@@ -63,7 +63,8 @@ def _panels(figure: Figure, facts: Facts, layout: Layout, heights: list[float]) 
 
 
 def _panel(axis: Axes, panel: Panel, layout: Layout) -> None:
-    thickness = 0.88 if layout.row_height >= 6 else 0.84
+    roomy = layout.row_height >= 6
+    thickness = 0.88 if roomy else 0.96
     ctas = np.arange(panel.tile.num_ctas)
     axis.barh(
         ctas,
@@ -76,7 +77,7 @@ def _panel(axis: Axes, panel: Panel, layout: Layout) -> None:
         lw=0,
     )
     width = panel.stop - panel.start
-    edge = 0.5 if len(panel.item) < 3000 else 0.0
+    edge = (0.5 if roomy else 0.1) if len(panel.item) < 3000 else 0.0
     colors = [layout.color(int(r)) for r in panel.request]
     axis.barh(panel.cta, width, left=panel.start, height=thickness, color=colors, edgecolor="white", lw=edge)
     cut = np.minimum(0.002 * layout.end, 0.3 * width)
