@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,13 +11,19 @@ from schedule_expand import cta_loads, makespan_bound
 from schedule_problems import cases, costs, make_case, tile_classes
 
 from attnloom.errors import InvalidArgument, InvalidMetadata
-from attnloom.schedule.balance import longest_first_order
+from attnloom.schedule import balance
 from attnloom.schedule.cost import COSTS, CostModel, cost_model
 from attnloom.schedule.planner import schedule
 from attnloom.schedule.work import TileClass
 
 NO_OVERHEAD = CostModel(fixed=0.0, alpha=0.0, beta=1.0, min_chunk=1)
 DECODE = TileClass(16, 64, 132)
+
+
+@numba.njit
+def longest_first_order(sizes):
+    """Compiled functions call each other; Python reaches them through one of its own."""
+    return balance.longest_first_order(sizes)
 
 
 def stays_in_bound(plan, cost, heads):
