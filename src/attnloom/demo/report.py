@@ -16,6 +16,9 @@ from attnloom.demo.steps import Row, Step
 from attnloom.demo.verify import Comparison
 from attnloom.demo.words import listed
 
+# prompts whose chunks are told one by one
+_CHUNKED = 4
+
 
 def show_answers(console: Console, answers: Sequence[Answer], tokenizer: Any, ends: Sequence[int]) -> None:
     """Each prompt with its answer, time to first token and speed; an answer without one of `ends` was cut."""
@@ -55,11 +58,14 @@ def happenings(steps: Sequence[Step]) -> list[str]:
     joins = [step.number for step in steps if step.joined]
     leaves = [step.number for step in steps if step.left]
     lines = [f"requests joined at {listed('step', joins)} and left after {listed('step', leaves)}"]
-    for name, rows in chunked(steps).items():
+    parts = chunked(steps)
+    for name, rows in list(parts.items())[:_CHUNKED]:
         beside = [step.number for step in steps if step.mixed and any(row.request == name for row in step.prefills)]
         sizes = " + ".join(str(row.new) for row in rows)
         where = f"{listed('step', beside)}, beside decoding" if beside else "no decoding was going on"
         lines.append(f"{name}'s prompt was prefilled in {len(rows)} chunks of {sizes} tokens: {where}")
+    if len(parts) > _CHUNKED:
+        lines.append(f"and {len(parts) - _CHUNKED} more prompts in chunks")
     held: dict[int, set[str]] = {}
     for step in steps:
         for page, who in step.shared_pages().items():
