@@ -122,9 +122,11 @@ def test_the_fake_kernel_agrees_with_the_real_one(runner):
     attn.plan(batch.qo_indptr, batch.kv)
     for with_lse in (True, False):
         for raw in (True, False):
-            arguments = (attn._handle, batch.q, *batch.caches, [], [], with_lse, raw)
             torch.library.opcheck(
-                torch.ops.attnloom.run.default, arguments, test_utils=("test_schema", "test_faketensor")
+                torch.ops.attnloom.run.default,
+                (attn._handle, batch.q, *batch.caches),
+                {"names": [], "values": [], "with_lse": with_lse, "raw": raw},
+                test_utils=("test_schema", "test_faketensor"),
             )
 
 

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from attnloom.testing.placement import Heads, Placement
 from attnloom.testing.poison import poison_
-
-if TYPE_CHECKING:
-    from attnloom.testing.inputs import Heads, Placement
-
-# separate     two dense tensors
-# packed       one tensor [pages, 2, ...], given to run as one argument
-# interleaved  k | v side by side on the head dimension: the last dimension's stride is 1, heads lie D + Dv apart
-# layers       one layer of a cache [pages, layers, 2, ...] of which the others are poison
-# padded       pages further apart than their tokens need
-# mixed        k and v in different physical orders behind the same declared layout
-Arrangement = Literal["separate", "packed", "interleaved", "layers", "padded", "mixed"]
 
 _LAYERS, _LAYER, _GAP = 3, 1, 3
 

@@ -7,32 +7,14 @@ table, NHD or HND, dense or strided, pages permuted, and every byte that no requ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 
 from attnloom.formats import KVFormat, PagedKV, RaggedKV
-from attnloom.testing.arrange import Arrangement, Pool, make_pool
+from attnloom.testing.arrange import Pool, make_pool
+from attnloom.testing.placement import Heads, Placement
 from attnloom.testing.poison import UNUSED_PAGE_IDS, poison_
-
-Storage = Literal["ragged", "csr", "table"]
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Head counts, head dimensions and the storage type of q, k and v."""
-
-    num_qo: int = 4
-    num_kv: int = 2
-    dim_qk: int = 64
-    dim_vo: int = 64
-    dtype: torch.dtype = torch.bfloat16
-
-    @classmethod
-    def of(cls, num_qo: int, num_kv: int, dim: int, dtype: torch.dtype = torch.bfloat16) -> Heads:
-        """Heads of equal q·k and v dimension."""
-        return cls(num_qo, num_kv, dim, dim, dtype)
 
 
 @dataclass(frozen=True)
@@ -58,38 +40,6 @@ class Sequences:
         """The same requests in another order, fewer or repeated."""
         parts = (tuple(x[i] for i in requests) for x in (self.q, self.k, self.v))
         return Sequences(self.heads, *parts)
-
-
-@dataclass(frozen=True)
-class Placement:
-    """How sequences lie in memory.
-
-    storage        "ragged", "csr" (kv_indptr, kv_indices, kv_last_page_len) or "table" (block table, seq_lens)
-    page_size      tokens a page; ragged ignores it
-    kv_layout      "NHD" or "HND", the order the engine is told
-    arrangement    how k and v share memory, see `arrange.Arrangement`
-    poison         what unowned bytes hold, a key of `poison.POISONS`
-    seed           permutes the pages; the same seed gives the same places
-    shared_pages   the first pages of every request are the same pages (their contents must be equal)
-    q_padding      rows of poison after the last query row
-    index_dtype    of indptr, indices, lengths and tables
-    index_device   of the same; None: where the pool is
-    """
-
-    storage: Storage = "csr"
-    page_size: int = 16
-    kv_layout: Literal["NHD", "HND"] = "NHD"
-    arrangement: Arrangement = "separate"
-    poison: str = "nan"
-    seed: int = 0
-    shared_pages: int = 0
-    q_padding: int = 0
-    index_dtype: torch.dtype = torch.int32
-    index_device: str | None = "cpu"
-
-    def but(self, **changes: object) -> Placement:
-        """A copy with some fields changed."""
-        return replace(self, **changes)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
