@@ -78,7 +78,8 @@ def limit_line(facts: Facts) -> str:
 def axis_label(facts: Facts) -> str:
     """What the timeline's x means."""
     cost = facts.cost
-    source = cost.measured or "estimated, not measured"
+    # where and how they were measured takes sentences: the table's footnote has them
+    source = "measured constants" if cost.measured else "estimated, not measured"
     apart = ";  each tile class is a launch of its own" if sum(c.items > 0 for c in facts.classes) > 1 else ""
     return f"µs by the cost model ({source}): {cost.fixed:g} + {cost.alpha:g} · tile rows + {cost.beta:g} · keys{apart}"
 
