@@ -243,6 +243,35 @@ def test_methods_and_callable_objects_are_functors():
     assert by_call.program.mask is by_method.program.mask
 
 
+@pytest.mark.parametrize("name", FLOAT_FUNCTIONS)
+def test_nothing_of_the_callers_is_overwritten_and_calls_repeat(name):
+    program = Variant(logits_transform=FLOAT_FUNCTIONS[name]).program
+    if program.logits is None:
+        return
+    env = {"logits": LOGITS.clone(), "kv_pos": KV.clone(), "q_pos": Q.clone()}
+    first = evaluate(program.logits, env).clone()
+    second = evaluate(program.logits, env)
+    torch.testing.assert_close(second, first, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(env["logits"], LOGITS)
+    assert torch.equal(env["kv_pos"], KV)
+    assert torch.equal(env["q_pos"], Q)
+
+
+def test_a_value_read_twice_is_not_overwritten_between():
+    def functor(logits, t):
+        a = logits + 1
+        b = torch.exp(a)
+        c = b * a
+        return c - b + a * t[0] + torch.tanh(t[0] * 1.0)
+
+    table = torch.tensor([0.5])
+    program = Variant(logits_transform=functor, params={"t": table}).program
+    logits = torch.linspace(-1, 1, 5)
+    got = evaluate(program.logits, {"logits": logits, "t": table})
+    torch.testing.assert_close(got, functor(logits, table))
+    assert table.tolist() == [0.5]
+
+
 def test_output_and_sink_functors():
     gate, first = torch.tensor([0.5, 2.0]), torch.tensor([1.0, -1.0])
     variant = Variant(

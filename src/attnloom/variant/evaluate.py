@@ -12,6 +12,7 @@ import torch
 
 from attnloom.errors import ParamError
 from attnloom.variant.expr import Cast, Const, Dtype, Expr, Index, Op, ParamRef, Symbol, postorder
+from attnloom.variant.in_place import overwriting
 from attnloom.variant.ops import FLOAT_FUNCTIONS, ROUNDINGS
 
 Value = torch.Tensor | int | float
@@ -148,6 +149,8 @@ class Compiled:
             args = (table, *args)
         elif isinstance(node, Op):
             args = self._typed(node, args)
+            # results of operations are our own; leaves, conversions and elements may be views of the caller's
+            function = overwriting(node, lambda one: isinstance(one, Op) and uses[one] == 1, function)
         for arg in node.args:
             uses[arg] -= 1
             if uses[arg] == 0:

@@ -16,7 +16,7 @@ COUNTED = {"qo_head": "num_qo_heads", "head": "num_qo_heads", "kv_head": "num_kv
 
 
 class Extent(NamedTuple):
-    """Dimension `dim` of parameter `name` is indexed with all of 0 .. count - 1, `counted_by` one of the COUNTED values."""
+    """Dimension `dim` of parameter `name` is indexed with 0 .. n - 1, n the COUNTED value `counted_by`."""
 
     name: str
     dim: int
