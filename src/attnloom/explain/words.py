@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ from attnloom.explain.text import columns, count, duration, percent, si
 from attnloom.explain.timeline import Panel
 from attnloom.schedule.cost import CostModel
 from attnloom.spec import AttentionSpec
+
+
+_NOTE_WIDTH = 110
 
 
 @dataclass(frozen=True)
@@ -144,9 +148,10 @@ _ROWS: tuple[tuple[str, Callable[[ClassFigures], str], Callable[[TotalFigures], 
 
 
 def _footnote(facts: Facts) -> str:
-    return (
-        "Counts include every kv head. Balance and idle come from the cost model, "
-        f"{facts.cost.measured or 'estimated and not measured'}.\n"
-        f"Limits: each slot and q and out moved once, or the products of the kv tiles read, whichever is longer "
-        f"({facts.total.limit.bound})."
+    source = f"measured: {facts.cost.measured}" if facts.cost.measured else "estimated and not measured"
+    notes = (
+        f"Counts include every kv head. Balance and idle come from the cost model ({source}).",
+        "Limits: each slot and q and out moved once, or the products of the kv tiles read, whichever is longer "
+        f"({facts.total.limit.bound}).",
     )
+    return "\n".join(textwrap.fill(note, _NOTE_WIDTH) for note in notes)
