@@ -49,7 +49,9 @@ class StepLog:
             if self._quiet and [row.request for row in self._quiet[-1].rows] != [row.request for row in step.rows]:
                 self._flush()
             self._quiet.append(step)
-            self._console.status(f"step {step.number}: {len(step.rows)} requests decode, {self._tokens} tokens so far")
+            self._console.status(
+                f"step {step.number}: {does('decode', [r.request for r in step.rows])}; {self._tokens} tokens so far"
+            )
             return
         self._flush()
         self._print(str(step.number), step, step.seconds, notes)
