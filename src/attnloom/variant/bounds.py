@@ -25,6 +25,9 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 MAX_CELLS = 4096
 """Larger grids are not analysed: every pair then may be visible and may be masked."""
 
+MAX_PATTERNS = 1024
+"""Orders of thresholds that are remembered; a mask of ordinary batches has a handful."""
+
 _UNLIMITED = (-INF, INF) * 3
 _EMPTY = (1, 0) * 3
 _WHOLE_LINE: Ints = np.array([[-INF, INF + 1]], dtype=np.int64)
@@ -137,6 +140,8 @@ class _Layout:
         key = kind.tobytes()
         found = self._patterns.get(key)
         if found is None:
+            if len(self._patterns) >= MAX_PATTERNS:
+                self._patterns.clear()
             found = self._patterns[key] = self._boxes_of(kind.tolist())
         return found
 
