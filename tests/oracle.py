@@ -103,6 +103,21 @@ def visible(request: Request, functors: Functors) -> torch.Tensor:
     return _visible(request, functors, env)
 
 
+def logits(request: Request, functors: Functors, sm_scale: float) -> torch.Tensor:
+    """Scaled and transformed scores in float64 [H_qo, qo, kv], before the mask."""
+    return _logits(request, functors, sm_scale, request.k.double(), _environment(request, functors, torch.float64))
+
+
+def _logits(
+    request: Request, functors: Functors, sm_scale: float, k: torch.Tensor, env: Mapping[str, Any]
+) -> torch.Tensor:
+    compute, group = k.dtype, request.q.shape[1] // k.shape[1]
+    scores = sm_scale * torch.einsum("qhd,khd->hqk", request.q.to(compute), k.repeat_interleave(group, dim=1))
+    for transform in functors.logits if scores.numel() else ():
+        scores = call(transform, {**env, "logits": scores}).to(compute).broadcast_to(scores.shape)
+    return scores
+
+
 def _attend(
     request: Request,
     functors: Functors,
@@ -117,17 +132,15 @@ def _attend(
     seen = _visible(request, functors, env)
     # A key that no row sees may hold anything, NaN included.
     useful = seen.any(dim=1).view(heads // group, group, seen.shape[-1]).any(dim=1).T[:, :, None]
-    k = torch.where(useful, request.k.to(compute), 0.0).repeat_interleave(group, dim=1)
+    k = torch.where(useful, request.k.to(compute), 0.0)
     v = torch.where(useful, request.v.to(compute), 0.0).repeat_interleave(group, dim=1)
-    logits = sm_scale * torch.einsum("qhd,khd->hqk", request.q.to(compute), k)
-    for transform in functors.logits if logits.numel() else ():
-        logits = call(transform, {**env, "logits": logits}).to(compute).broadcast_to(logits.shape)
+    scores = _logits(request, functors, sm_scale, k, env)
     if functors.use_softmax:
-        out, lse = _softmax(logits, seen, v, weight_dtype)
+        out, lse = _softmax(scores, seen, v, weight_dtype)
         if functors.sink is not None:
             out, lse = _add_sink(out, lse, torch.as_tensor(call(functors.sink, env)).to(compute))
     else:
-        out, lse = _weighted(torch.where(seen, logits, 0.0), v, weight_dtype), None
+        out, lse = _weighted(torch.where(seen, scores, 0.0), v, weight_dtype), None
     out = out.transpose(0, 1)
     lse = None if lse is None else lse.T
     for transform in functors.output:

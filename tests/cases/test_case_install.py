@@ -29,12 +29,10 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.case(50)
 def test_a_new_variant_runs_without_any_compiler(tmp_path):
-    """No nvcc, no cc, no CUDA_HOME, a cache directory that cannot be made: what runs here still runs."""
+    """No nvcc, no cc, no CUDA_HOME: what runs on this machine still runs."""
     empty = tmp_path / "bin"
     empty.mkdir()
-    blocked = tmp_path / "file"
-    blocked.write_text("not a directory")
-    done = python(USE, PATH=str(empty), CUDA_HOME="", CC="", CXX="", ATTNLOOM_CACHE_DIR=str(blocked / "cache"))
+    done = python(USE, PATH=str(empty), CUDA_HOME="", CC="", CXX="")
     assert done.returncode == 0, done.stderr
     assert "'cpu'" in done.stdout
 

@@ -81,6 +81,9 @@ def test_the_merge_of_no_rows_and_of_no_states():
     out, lse = al.merge_states([empty_out] * 3, [empty_lse] * 3)
     assert out.shape == (0, 3, 16)
     assert lse.shape == (0, 3)
+    out, lse = al.merge_states(torch.empty(0, 5, 3, 16), torch.empty(0, 5, 3))  # no state of a known shape
+    assert torch.equal(out, torch.zeros(5, 3, 16))
+    assert torch.equal(lse, torch.full((5, 3), NINF))
     with pytest.raises(al.errors.StateError, match="0 outs"):
         al.merge_states([], [])
 

@@ -10,6 +10,7 @@ from oracle import Functors
 from variant_pairs import VARIANTS, flat, random_masks
 
 import attnloom as al
+from attnloom.impl.reference import ReferenceImplementation
 from attnloom.testing.inputs import Heads, Placement, Sequences, random_sequences
 
 QO, KV = [1, 40, 3, 1, 130], [300, 40, 17, 64, 333]
@@ -76,6 +77,23 @@ def test_one_hot_values_read_back_each_weight_once(runner, splits):
     for i, request in enumerate(requests_of(batch)):
         seen = oracle.visible(request, pair.functors).transpose(0, 1)
         assert ((out[batch.rows(i)].cpu() != 0) <= seen).all()
+
+
+@pytest.mark.case(53)
+@each_dtype
+def test_the_reference_dumps_the_logits_of_a_run(runner, launched, dtype):
+    """For debugging: after transform and mask, per request, on the plan and tensors of a real launch."""
+    sequences = random_sequences(QO, KV, Heads.of(4, 2, 32, dtype))
+    pair = runner.pair("cap_alibi", sequences)
+    batch = runner.place(sequences, Placement("table", 5))
+    check(runner, batch, pair, num_ctas=(7,))
+    [(plan, tensors)] = launched
+    dumped = ReferenceImplementation().dump_logits(plan, tensors)
+    for given, request in zip(dumped, requests_of(batch), strict=True):
+        wanted = oracle.logits(request, pair.functors, 32**-0.5)
+        seen = oracle.visible(request, pair.functors)
+        assert torch.equal(torch.isneginf(given.cpu()), ~seen)
+        torch.testing.assert_close(given.cpu()[seen].double(), wanted[seen], atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.case(53)
