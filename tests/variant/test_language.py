@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from attnloom.variant import Variant, fast_tanh
+from attnloom.variant import Variant, build, fast_tanh
 from attnloom.variant.evaluate import evaluate
+from attnloom.variant.expr import const
 
 LOGITS = torch.tensor([[-1e4, -3.5, -1.0, -0.25, 0.0], [0.25, 0.75, 1.0, 2.5, 1e4]])
 KV = torch.tensor([[0, 1, 2, 3, 4]], dtype=torch.int32)
@@ -152,6 +153,16 @@ def test_results_do_not_depend_on_the_default_dtype():
         assert torch.equal(evaluate(program.logits, env), before)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_comparisons_of_numbers_alone():
+    program = Variant(
+        logits_transform=lambda logits, scale: logits + torch.where(scale > 2, 1.0, 0.0), params={"scale": 3.0}
+    )
+    assert evaluate(program.program.logits, {"logits": torch.zeros(1), "scale": 3.0}).tolist() == [1.0]
+    less = build.compare("lt", const(0), const(-1))  # before simplification
+    assert not evaluate(less, {})
+    assert evaluate(build.where(less, const(1), const(2.5)), {}) == 2.5
 
 
 def test_numbers_stand_for_tensors():

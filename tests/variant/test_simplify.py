@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from attnloom.variant import Variant
@@ -142,6 +142,7 @@ def test_simplified_expressions_have_the_same_value(functor):
         "q_pos": torch.tensor([[0], [3]], dtype=torch.int32),
         "logits": torch.tensor([[0.0, -1.5, math.inf, -math.inf, math.nan, 2.0]]),
     }
+    note(f"{expr}   becomes   {simplify(expr)}")
     before = Compiled(expr, torch.float32)(env)
     after = Compiled(simplify(expr), torch.float32)(env)
     before, after = torch.broadcast_tensors(before, after)

@@ -164,8 +164,9 @@ class Compiled:
         first = len(node.operands) - len(operands)
         tensors = [i for i, one in enumerate(operands, first) if not isinstance(one, Const)]
         wants_float = node.dtype is Dtype.FLOAT or (node.dtype is Dtype.BOOL and operands[0].dtype is not Dtype.BOOL)
-        if not tensors:  # torch.where(condition, number, number)
-            slot = self._new_slot(torch.tensor(self._template[args[-1]], dtype=self._torch_dtype(node.dtype)))
+        if not tensors:  # numbers only, which Python could not fold, or torch.where(condition, number, number)
+            dtype = node.dtype if node.name == "where" else operands[-1].dtype
+            slot = self._new_slot(torch.tensor(self._template[args[-1]], dtype=self._torch_dtype(dtype)))
             return (*args[:-1], slot)
         if node.dtype is Dtype.BOOL or not wants_float or any(node.operands[i].dtype is Dtype.FLOAT for i in tensors):
             return args
