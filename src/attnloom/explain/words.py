@@ -15,7 +15,6 @@ from attnloom.explain.timeline import Panel
 from attnloom.schedule.cost import CostModel
 from attnloom.spec import AttentionSpec
 
-
 _NOTE_WIDTH = 110
 
 
@@ -149,9 +148,9 @@ _ROWS: tuple[tuple[str, Callable[[ClassFigures], str], Callable[[TotalFigures], 
 
 def _footnote(facts: Facts) -> str:
     source = f"measured: {facts.cost.measured}" if facts.cost.measured else "estimated and not measured"
-    notes = (
-        f"Counts include every kv head. Balance and idle come from the cost model ({source}).",
+    counts = f"Counts include every kv head. Balance and idle come from the cost model ({source})."
+    limits = (
         "Limits: each slot and q and out moved once, or the products of the kv tiles read, whichever is longer "
-        f"({facts.total.limit.bound}).",
+        f"({facts.total.limit.bound})."
     )
-    return "\n".join(textwrap.fill(note, _NOTE_WIDTH) for note in notes)
+    return "\n".join(textwrap.fill(note, _NOTE_WIDTH) for note in (counts, limits))
