@@ -52,7 +52,9 @@ def test_makespan_of_decode(kv_lens, num_ctas, heads, cost):
 @pytest.mark.parametrize(
     ("requests", "heads", "num_ctas"), [(133, 1, 132), (17, 8, 132), (17, 8, 131), (7, 3, 20), (9, 1, 8)]
 )
-@pytest.mark.parametrize("cost", [NO_OVERHEAD, CostModel(2.0, 0.01, 0.02), *COSTS.values()])
+@pytest.mark.parametrize(
+    "cost", [NO_OVERHEAD, CostModel(2.0, 0.01, 0.02), CostModel(2.0, 0.0, 0.02, merge_fixed=1e6), *COSTS.values()]
+)
 def test_one_item_more_than_ctas(requests, heads, num_ctas, cost):
     """133 equal items on 132 CTAs, 17 requests of 8 kv heads: Algorithm 1 needs two waves."""
     case = make_case([1] * requests, [32768] * requests, "full", num_kv_heads=heads)
