@@ -24,8 +24,8 @@ class Availability:
 @functools.cache
 def registry() -> dict[str, Implementation]:
     """Every implementation by name, in the order in which dispatch prefers them."""
-    from attnloom.impl.cpu import CpuImplementation  # noqa: PLC0415 - only when something dispatches
-    from attnloom.impl.reference import ReferenceImplementation  # noqa: PLC0415
+    from attnloom.impl.cpu import CpuImplementation
+    from attnloom.impl.reference import ReferenceImplementation
 
     found: tuple[Implementation, ...] = (CpuImplementation(), ReferenceImplementation())
     return {one.name: one for one in found}
@@ -48,7 +48,10 @@ def choose(spec: AttentionSpec, program: Program, target: Target, implementation
     known = registry()
     if implementation is not None and implementation not in known:
         raise InvalidArgument(
-            name="implementation", given=implementation, supported=", ".join(map(repr, known)), fix="Leave it out to let attnloom choose."
+            name="implementation",
+            given=implementation,
+            supported=", ".join(map(repr, known)),
+            fix="Leave it out to let attnloom choose.",
         )
     asked = known if implementation is None else {implementation: known[implementation]}
     refused: list[str] = []
@@ -60,5 +63,7 @@ def choose(spec: AttentionSpec, program: Program, target: Target, implementation
     raise UnsupportedSpec(
         given=f"{spec}, variant {program.identity[:12]}, on {target.name} ({target.kind})",
         reasons="\n".join(refused),
-        fix="Change what the reasons name, or leave implementation= out." if implementation else "Change what the reasons name.",
+        fix="Change what the reasons name, or leave implementation= out."
+        if implementation
+        else "Change what the reasons name.",
     )
