@@ -46,6 +46,18 @@ def dtype_id(dtype: torch.dtype) -> str:
 
 
 each_placement = pytest.mark.parametrize("placement", PLACEMENTS, ids=placement_id)
+
+
+def crossed(name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
+    """Every value of `name` with every placement; the dtypes take turns, so that each meets each of both."""
+    combinations = [
+        pytest.param(value, placement, DTYPES[(i + j) % 3], id=f"{value}-{placement_id(placement)}")
+        for i, value in enumerate(values)
+        for j, placement in enumerate(PLACEMENTS)
+    ]
+    return pytest.mark.parametrize((name, "placement", "dtype"), combinations)
+
+
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
 
 

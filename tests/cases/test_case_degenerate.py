@@ -5,7 +5,7 @@ import time
 import oracle
 import pytest
 import torch
-from harness import Pair, check, compare, each_dtype, each_placement, expect, run
+from harness import Pair, check, compare, crossed, each_dtype, expect, run
 
 import attnloom as al
 from attnloom.testing.inputs import Batch, Heads, Placement, random_sequences
@@ -14,14 +14,13 @@ VARIANTS_HERE = ("full", "causal", "window", "sinks", "custom_mask", "sigmoid", 
 
 
 @pytest.mark.case(17)
-@each_placement
-@pytest.mark.parametrize("variant", VARIANTS_HERE)
+@crossed("variant", VARIANTS_HERE)
 @pytest.mark.parametrize(
-    ("qo", "kv"),
+    "lengths",
     [([1, 0, 3, 1, 2], [0, 5, 0, 17, 0]), ([2, 1, 40], [0, 0, 0]), ([0, 0, 1], [7, 0, 700]), ([130, 0], [0, 3])],
 )
-def test_empty_requests_anywhere(runner, placement, variant, qo, kv):
-    sequences = random_sequences(qo, kv, Heads.of(4, 2, 32))
+def test_empty_requests_anywhere(runner, variant, placement, dtype, lengths):
+    sequences = random_sequences(*lengths, Heads.of(4, 2, 32, dtype))
     batch = runner.place(sequences, placement)
     pair = runner.pair(variant, sequences)
     check(runner, batch, pair)

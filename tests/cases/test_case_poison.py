@@ -5,7 +5,7 @@ import math
 import oracle
 import pytest
 import torch
-from harness import Pair, check, compare, dirty, each_dtype, each_placement, expect, run
+from harness import Pair, check, compare, crossed, dirty, each_dtype, each_placement, expect, run
 
 import attnloom as al
 from attnloom.testing.inputs import Heads, Placement, random_sequences
@@ -14,9 +14,7 @@ MIXED_QO, MIXED_KV = [1, 20, 1, 96, 3], [13, 64, 96, 96, 130]
 
 
 @pytest.mark.case(11)
-@each_dtype
-@each_placement
-@pytest.mark.parametrize("variant", ["causal", "user", "sigmoid"])
+@crossed("variant", ["causal", "user", "sigmoid"])
 def test_unowned_slots_may_hold_anything(runner, placement, dtype, variant):
     sequences = random_sequences(MIXED_QO, MIXED_KV, Heads.of(4, 2, 32, dtype))
     pair = runner.pair(variant, sequences)
@@ -80,9 +78,7 @@ def test_rows_past_the_last_request(runner, placement, dtype):
 
 
 @pytest.mark.case(14)
-@each_dtype
-@each_placement
-@pytest.mark.parametrize("qo", [1, 3, 40])
+@crossed("qo", [1, 3, 40])
 def test_zero_queries_give_the_mean_of_the_values(runner, placement, dtype, qo):
     lengths = [1, 63, 64, 65, 127, 129, 255, 257, 300]
     sequences = random_sequences([qo] * len(lengths), lengths, Heads.of(8, 2, 128, dtype))

@@ -5,7 +5,7 @@ import inspect
 import oracle
 import pytest
 import torch
-from harness import NUM_CTAS, Pair, Positions, check, each_dtype, each_placement, requests_of
+from harness import NUM_CTAS, Pair, Positions, check, crossed, each_dtype, expect, requests_of
 from oracle import Functors
 from variant_pairs import VARIANTS, flat, random_masks
 
@@ -17,9 +17,7 @@ QO, KV = [1, 40, 3, 1, 130], [300, 40, 17, 64, 333]
 
 
 @pytest.mark.case(53)
-@each_dtype
-@each_placement
-@pytest.mark.parametrize("name", VARIANTS)
+@crossed("name", list(VARIANTS))
 def test_every_variant_everywhere(runner, placement, dtype, name):
     heads = Heads.of(6, 2, 32, dtype) if placement.page_size == 5 else Heads.of(4, 1, 64, dtype)
     sequences = random_sequences(QO, KV, heads)
@@ -174,14 +172,12 @@ def test_window_edges_by_their_visible_sets(runner, left, causal):
     pair = Pair(al.variants.sliding_window(left), oracle.sliding_window(left))
     if causal:
         pair = Pair(pair.variant & al.variants.causal(), pair.functors & oracle.causal())
-    for num_ctas in (1, 3, 8, 132):  # splits forced
-        [(out, lse)] = check(runner, batch, pair, num_ctas=(num_ctas,))
-        for i, request in enumerate(requests_of(batch)):
-            seen = oracle.visible(request, pair.functors).transpose(0, 1)
-            count = seen.sum(-1)
-            rows = batch.rows(i)
+    results = check(runner, batch, pair, num_ctas=(1, 8, 132))  # splits forced
+    for i, request in enumerate(requests_of(batch)):
+        seen = oracle.visible(request, pair.functors).transpose(0, 1)
+        count, per_block, rows = seen.sum(-1), seen.float() @ blocks[i][:, 0], batch.rows(i)
+        for out, lse in results:
             assert torch.equal(lse[rows].cpu().exp().round().long(), count)
-            per_block = seen.float() @ blocks[i][:, 0]
             assert torch.equal((out[rows].cpu() * count[..., None]).round(), per_block)
 
 
@@ -215,22 +211,24 @@ def packed(masks: list[torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.case(57)
-@each_dtype
-@each_placement
-def test_packed_and_dense_masks_are_the_same_bitwise(runner, placement, dtype):
+@crossed("seed", [0])
+def test_packed_and_dense_masks_are_the_same_bitwise(runner, seed, placement, dtype):
     sequences = random_sequences([3, 7, 1, 37, 200], [5, 9, 1, 54, 200], Heads.of(4, 2, 32, dtype))
-    masks = random_masks(sequences)
+    masks = random_masks(sequences, seed)
     batch = runner.place(sequences, placement)
     bits = packed(masks).to(runner.device)
     functors = oracle.custom_mask(masks)
-    dense = check(runner, batch, Pair(al.variants.custom_mask(flat(masks).to(runner.device)), functors))
+    expected = expect(batch, functors)
+    dense = check(
+        runner, batch, Pair(al.variants.custom_mask(flat(masks).to(runner.device)), functors), expected=expected
+    )
     for variant, params in (
         (al.variants.packed_mask(bits), None),
         (al.variants.packed_mask(), {"bits": bits}),
         (al.variants.custom_mask(), {"mask": flat(masks).to(runner.device)}),
     ):
         for given in (Pair(variant, functors, params), Pair(variant, functors, None, params)):
-            other = check(runner, batch, given)
+            other = check(runner, batch, given, expected=expected)
             assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(dense, other, strict=True))
 
 
@@ -286,9 +284,7 @@ def test_all_of_the_prefix_and_a_small_tree(runner, dtype):
 
 
 @pytest.mark.case(58)
-@each_dtype
-@each_placement
-@pytest.mark.parametrize("with_", ["alone", "window", "cap", "hole"])
+@crossed("with_", ["alone", "window", "cap", "hole"])
 def test_sinks(runner, placement, dtype, with_):
     """One logit a head, counted once however the keys are split; kv = 0 included."""
     sequences = random_sequences([1, 30, 2, 1, 40], [700, 30, 0, 5, 333], Heads.of(4, 2, 32, dtype))
