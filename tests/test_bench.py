@@ -55,7 +55,9 @@ def test_visible_pairs_are_those_of_a_causal_mask(mode):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("mode", cases.MODES)
 def test_peer_is_causal_from_the_bottom_right(mode, layout):
-    case = small(workload="sharegpt_8", mode=mode)
+    """The first prompt is longer than the chunk of a mixed step: rows 512 long over more keys."""
+    case = small(workload="sharegpt_4_seed7", mode=mode)
+    assert case.lengths.kv[0] > 512
     batch = make_batch(case)
     outs = make_peer(batch, layout)()
     assert len(outs) == len(batch.sequences.q)
@@ -97,6 +99,17 @@ def test_samples_are_long_enough_to_time():
     assert timing.calls_per_sample(lambda: None, lambda call, calls: 1.0) == 1
     assert timing.calls_per_sample(lambda: None, lambda call, calls: 0.001) == 30
     assert timing.calls_per_sample(lambda: None, lambda call, calls: 0.0) == 200
+
+
+def test_quickest_is_called_in_turn():
+    order, price = [], {"a": 3.0, "b": 1.0, "c": 2.0}
+
+    def measure(call, calls):
+        order.append(call)
+        return price[call] * 1e-3
+
+    assert timing.quickest(list("abc"), measure) == 1
+    assert order == list("abc") * 4
 
 
 def result(ratio=2.0, target=None):
@@ -151,8 +164,9 @@ def test_a_wrong_result_is_reported_and_not_timed(monkeypatch, capsys):
 
     monkeypatch.setattr(al.BatchAttention, "run", broken)
     monkeypatch.setattr(attention, "interleave", untimed)
-    results, wrong = command._measure_all((small(),), 7)
-    assert (results, wrong) == ([], 1)
+    results = []
+    assert command._measure_all((small(),), 7, results) == 1
+    assert results == []
     assert "WRONG RESULT" in capsys.readouterr().err
 
 
@@ -220,6 +234,11 @@ def test_drawn_workloads(source):
     assert set(batch.prompt_lens) <= set(ends)
     longest = {p: max(t for q, t in totals if q == p) for p in set(batch.prompt_lens)}
     assert all(kv <= longest[p] for kv, p in zip(batch.kv_lens, batch.prompt_lens, strict=True))
+
+
+def test_a_draw_takes_no_row_twice():
+    drawn = cases.workload("sharegpt_4000").prompt_lens
+    assert sorted(drawn) == sorted(int(prompt) for prompt, _ in cases._LOADERS["sharegpt"]())
 
 
 def test_mixed_step_has_chunks_and_decodes():

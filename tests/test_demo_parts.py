@@ -18,6 +18,7 @@ from attnloom.demo.report import happenings
 from attnloom.demo.steps import Row, Step
 from attnloom.demo.verify import first_difference
 from attnloom.demo.weights import _WithoutBars
+from attnloom.demo.words import listed
 
 
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,6 +104,12 @@ def test_progress_bars_are_dropped_and_nothing_else(capsys: pytest.CaptureFixtur
         pass
     print("after", file=stream)
     assert capsys.readouterr().err == "before\nafter\n"
+
+
+def test_numbers_are_listed_in_runs() -> None:
+    assert listed("step", [1, 3, 4, 5, 9]) == "steps 1, 3–5, 9"
+    assert listed("page", [7]) == "page 7"
+    assert listed("step", range(1, 40, 2)) == "steps 1, 3, 5, 7, 9, 11, 13, …, 39"
 
 
 def test_what_the_steps_show_in_sentences() -> None:

@@ -21,8 +21,8 @@ SPEC = AttentionSpec.create(num_qo_heads=4, num_kv_heads=2, head_dim=64, dtype=t
 SLOT = 2 * 64 * 2  # bytes of K and V of one token and kv head
 ROW = 2 * 64 * 2  # bytes of q and out of one packed row
 TILE = TileClass(tile_q=4, tile_kv=16, num_ctas=3)
-# One unit for starting an item, one for each kv tile.
-COST = CostModel(fixed=1.0, alpha=0.0, beta=1 / 16)
+# One unit for an item with its 4 rows, one for each kv tile.
+COST = CostModel(fixed=0.6, alpha=0.1, beta=1 / 16)
 NS = "{http://www.w3.org/2000/svg}"
 
 
@@ -129,7 +129,7 @@ def test_items_for_every_head_count_once_a_head():
     assert (figures.full_tiles, figures.masked_tiles, figures.skipped_tiles) == (0, 4, 8)
     assert panel.cta.tolist() == [0, 1, 2, 3]
     assert panel.head.tolist() == [0, 1, 0, 1]
-    assert panel.busy.tolist() == [2, 2, 2, 2, 0]
+    assert panel.busy.tolist() == pytest.approx([2, 2, 2, 2, 0])
     assert figures.idle == pytest.approx(0.2)
     assert figures.kv_bytes == 2 * 2 * 8 * SLOT
 
@@ -227,7 +227,14 @@ def test_svg_draws_idle_time_and_cuts():
     # CTA 0 ends at 3 and CTA 1 at 5; CTA 2 is never idle
     expected = [(62 + 3 * unit, 930), (62 + 5 * unit, 930)]
     assert [tuple(map(float, box)) for box in idle] == [pytest.approx(e, abs=0.01) for e in expected]
-    assert path_with(document, svg.CUT).count("M") == 2
+    cuts = re.findall(r"M([\d.]+) ([\d.]+)H([\d.]+)", path_with(document, svg.CUT))
+    (after, first_row, bar_end), (before, second_row, inside) = [tuple(map(float, box)) for box in cuts]
+    # CTA 0's item is cut at its end, after 3 units; CTA 1's first one at its beginning
+    assert bar_end == pytest.approx(62 + 3 * unit, abs=0.8)
+    assert bar_end - 3 < after < bar_end
+    assert before == pytest.approx(62, abs=0.01)
+    assert before < inside < before + 3
+    assert first_row < second_row
 
 
 @pytest.mark.parametrize(("requests", "more"), [(12, None), (80, "+")])

@@ -113,7 +113,10 @@ def _check_head_dims(qk: int, vo: int) -> None:
 def _check_dtypes(dtype: object, kv_dtype: object) -> None:
     if dtype not in DTYPES:
         raise InvalidArgument(
-            name="dtype", given=dtype, supported="torch.float16, torch.bfloat16 or torch.float32", fix="Convert q, k and v."
+            name="dtype",
+            given=dtype,
+            supported="torch.float16, torch.bfloat16 or torch.float32",
+            fix="Convert q, k and v.",
         )
     if kv_dtype is not None and kv_dtype != dtype:
         if not isinstance(kv_dtype, torch.dtype):

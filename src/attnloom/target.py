@@ -27,7 +27,7 @@ class Target:
 
     @property
     def arch_name(self) -> str:
-        """"cpu", "sm90" and the like, or "gpu" where there is no compute capability."""
+        """Such as "cpu" or "sm90"; "gpu" where there is no compute capability."""
         if self.kind == "cpu":
             return "cpu"
         return "gpu" if self.arch is None else f"sm{self.arch}"

@@ -161,7 +161,7 @@ costs = st.builds(
     fixed=st.sampled_from([0.0, 0.5, 30.0, 1000.0]),
     alpha=st.sampled_from([0.0, 0.1]),
     beta=st.sampled_from([0.01, 1.0]),
-    merge_fixed=st.sampled_from([0.0, 5.0]),
+    merge_fixed=st.sampled_from([0.0, 5.0, 1e6]),
     merge_slot=st.sampled_from([0.0, 0.5]),
     min_chunk=st.sampled_from([0, 1, 32]),
 )

@@ -140,7 +140,7 @@ def test_tree_mask_is_full_over_the_prefix():
 
 
 def test_structural_params_are_those_that_shape_the_bands():
-    def functor(kv_pos, q_pos, batch, ends, w, table):
+    def functor(kv_pos, q_pos, batch, *, ends, w, table):
         return (kv_pos < ends[batch]) & (kv_pos >= q_pos - w) & (table[kv_pos] > 0)
 
     variant = mask(functor, ends=torch.tensor([4]), w=3, table=torch.ones(9))
@@ -187,6 +187,26 @@ def test_float_thresholds_never_claim_what_rounding_may_change():
         assert int(undecided.sum()) <= 1 + kv_len // 200_000
 
 
+@pytest.mark.parametrize(
+    "functor",
+    [
+        lambda kv_pos: kv_pos * 1e-300 < 1e-300,
+        lambda kv_pos: kv_pos * 1e200 * 1e200 < 1.0,
+        lambda kv_pos: kv_pos + 1e300 * 1e10 > 1.0,
+        lambda kv_pos, w: kv_pos * w < 1e30,
+        lambda kv_pos, w: kv_pos * 1.0 < w * w * w,
+        lambda kv_pos, kv_len: kv_pos / 3 < kv_len / 7,
+    ],
+)
+def test_floats_of_any_size_are_bounded(functor):
+    params = {"w": 3e30} if "w" in functor.__code__.co_varnames else {}
+    bands = bands_of(mask(functor, **params), [(2, 30)])
+    env = positions(2, 30)
+    seen = call(functor, {**env, **params})
+    assert not (seen & ~in_bands(row(bands.may, 0), env)).any()
+    assert not (~seen & ~in_bands(row(bands.not_must, 0), env)).any()
+
+
 def test_nan_is_decided_by_the_device():
     bands = bands_of(mask(lambda kv_pos, w: kv_pos < w, w=float("nan")), [(2, 5)])
     assert in_bands(row(bands.may, 0), positions(2, 5)).all()
@@ -223,6 +243,19 @@ def test_constant_bands_are_made_once():
 def test_bounds_are_kept_on_the_program():
     variant = Variant(logits_mask=lambda kv_pos, w: kv_pos > w, params={"w": param(torch.int32, 0)})
     assert compile_bounds(variant.program) is compile_bounds(variant.program)
+
+
+def test_a_mask_of_a_thousand_parts_is_analysed():
+    def functor(q_pos, kv_pos):
+        seen = kv_pos <= q_pos
+        for i in range(1000):
+            seen = seen & (kv_pos + i >= 0) & (kv_pos < 2000 + (i - i))
+        position = kv_pos
+        for _ in range(1000):
+            position = position + 1
+        return seen & (position < 1005)
+
+    assert_exact(mask(functor), functor, [(9, 9)], {})
 
 
 def test_many_thresholds_fall_back_to_everything():

@@ -10,7 +10,7 @@ import torch
 from attnloom import env, explain
 from attnloom.api import operator, planning, tensors
 from attnloom.api.buffers import Workspace
-from attnloom.api.operands import Operands, OperandTable, host_values, same_values
+from attnloom.api.operands import Operands, OperandTable, copies, host_values, same_values
 from attnloom.errors import InvalidArgument, NotYetSupported, PlanRequired, StateError
 from attnloom.impl import dispatch
 from attnloom.impl.base import LaunchTensors
@@ -82,7 +82,7 @@ class BatchAttention:
         self._implementation = dispatch.choose(self.spec, self._program, self.target, implementation)
         self._config = self._implementation.default_config(self.spec, self._program, self.target)
         self._bounds = compile_bounds(self._program)
-        self._operands = OperandTable(self._program, self.device)
+        self._operands = OperandTable(self._program, self.device, (num_qo_heads, num_kv_heads))
         self._workspace = Workspace(workspace, self.device)
         self._planner = planner
         self._cost = cost_model(self.target.arch_name)
@@ -132,6 +132,7 @@ class BatchAttention:
         classes = self._tile_classes(num_ctas)
         self._workspace.ensure(workspace_bytes(classes, self.spec.head_dim_vo))
         operands = self._operands.at_plan(params, inputs.lengths)
+        operands |= copies(operands, self._bounds.structural_params)  # what shaped the tiles must also mask them
         self._state = self._schedule(inputs, operands, classes)
 
     def run(

@@ -83,7 +83,13 @@ def merge_state(
 
 
 def merge_states(outs: Any, lses: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """`merge_state` over n >= 1 states: sequences of tensors, or stacked ``[n, ..., D]`` and ``[n, ...]``."""
+    """`merge_state` over n states: sequences of tensors (n >= 1), or stacked ``[n, ..., D]`` and ``[n, ...]``.
+
+    No state at all (stacked, n = 0) merges to the identity: zeros and −inf.
+    """
+    stacked = isinstance(outs, torch.Tensor) and isinstance(lses, torch.Tensor) and outs.ndim > 0
+    if stacked and not outs.shape[0] and outs.shape[:-1] == lses.shape:
+        return outs.new_zeros(outs.shape[1:]), outs.new_full(lses.shape[1:], -torch.inf, dtype=torch.float32)
     outs, lses = list(outs), list(lses)
     _check_states(outs, lses)
     return states.merge_states(outs, lses)
@@ -103,7 +109,7 @@ def finish_state(
     program = (variant or _FULL).program
     if program.use_softmax:
         _check_states((out,), (lse,))
-    table = OperandTable(program, out.device)
+    table = OperandTable(program, out.device, (out.shape[-2], 1))
     return states.finish_state(out, lse, program, table.at_run(table.defaults, params, None))
 
 

@@ -11,6 +11,7 @@ import torch
 from attnloom.errors import DeviceMismatch, GradientRequired, ParamError
 from attnloom.formats.index import IntArray
 from attnloom.variant import Param, Program
+from attnloom.variant.extents import check_extents
 from attnloom.variant.params import check_shape, check_value, unknown
 
 Operand = torch.Tensor | int | float | bool
@@ -21,8 +22,10 @@ Lengths = tuple[IntArray, IntArray]
 class OperandTable:
     """Resolves operands of one program on one device."""
 
-    def __init__(self, program: Program, device: torch.device) -> None:
+    def __init__(self, program: Program, device: torch.device, heads: tuple[int, int]) -> None:
+        self.program = program
         self.params = program.params
+        self.counts = {"num_qo_heads": heads[0], "num_kv_heads": heads[1]}
         self.device = device
         self.defaults: Operands = {
             name: self._checked(param, param.default)
@@ -45,6 +48,7 @@ class OperandTable:
             known[name] = checked.clone() if isinstance(checked, torch.Tensor) else checked
         for name, value in known.items():
             check_shape(self.params[name], value, *lengths)
+        self._check_extents(known, lengths)
         return known
 
     def at_run(self, planned: Operands, values: Mapping[str, Any] | None, lengths: Lengths | None) -> Operands:
@@ -57,6 +61,7 @@ class OperandTable:
                 resolved[name] = self._checked(self.params[name], value)
                 if lengths is not None:
                     check_shape(self.params[name], resolved[name], *lengths)
+            self._check_extents(resolved, lengths)
         for name in self.params:
             if name not in resolved:
                 raise ParamError(
@@ -66,6 +71,10 @@ class OperandTable:
                     fix="Give it to the variant, to plan(params=...) or to run(params=...).",
                 )
         return resolved
+
+    def _check_extents(self, operands: Operands, lengths: Lengths | None) -> None:
+        batch = 0 if lengths is None else lengths[0].shape[0]  # a state alone does not know its requests
+        check_extents(self.program, operands, {**self.counts, "batch": batch})
 
     def _refuse_undeclared(self, values: Mapping[str, Any] | None) -> None:
         for name in values or ():
@@ -90,6 +99,12 @@ class OperandTable:
 def host_values(operands: Operands, names: frozenset[str]) -> dict[str, Any]:
     """The named operands on the host (numpy arrays and numbers), for the bounds; a missing one is left out."""
     return {name: _host(operands[name]) for name in names if name in operands}
+
+
+def copies(operands: Operands, names: frozenset[str]) -> Operands:
+    """Copies of the named tensors, so that a caller's later writes do not reach them."""
+    named = {name: operands[name] for name in names if name in operands}
+    return {name: value.clone() for name, value in named.items() if isinstance(value, torch.Tensor)}
 
 
 def same_values(left: Operand, right: Operand) -> bool:

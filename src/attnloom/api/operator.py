@@ -8,25 +8,39 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from attnloom.errors import ParamError
 
-if TYPE_CHECKING:
-    from attnloom.api.batch import BatchAttention
+
+class Engine(Protocol):
+    """What a handle stands for: a `BatchAttention`, as far as the operator knows it."""
+
+    def compute(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor | None,
+        *,
+        params: Mapping[str, Any] | None,
+        with_lse: bool,
+        raw: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See `BatchAttention.compute`."""
+
 
 _LIBRARY = torch.library.Library("attnloom", "DEF")
 _LIBRARY.define(
-    "run(SymInt handle, Tensor q, Tensor k_cache, Tensor? v_cache, str[] names, Tensor[] values, bool with_lse, bool raw)"
-    " -> (Tensor, Tensor)"
+    "run(SymInt handle, Tensor q, Tensor k_cache, Tensor? v_cache, *, "
+    "str[] names, Tensor[] values, bool with_lse, bool raw) -> (Tensor, Tensor)"
 )
-_objects: weakref.WeakValueDictionary[int, BatchAttention] = weakref.WeakValueDictionary()
+_objects: weakref.WeakValueDictionary[int, Engine] = weakref.WeakValueDictionary()
 _handles = itertools.count(2)  # torch.compile makes constants of 0 and 1, whatever is said to be dynamic
 
 
-def register(engine: BatchAttention) -> int:
+def register(engine: Engine) -> int:
     """An integer that names `engine` for as long as it lives."""
     handle = next(_handles)
     _objects[handle] = engine
@@ -56,7 +70,11 @@ def traced_run(
             )
         names.append(name)
         values.append(value)
-    out, lse = torch.ops.attnloom.run(handle, q, k_cache, v_cache, names, values, with_lse, raw)
+    # An engine is often an attribute of a module, whose integers dynamo takes for constants: one graph a layer.
+    with torch._dynamo.patch_dynamo_config(allow_unspec_int_on_nn_module=True):
+        out, lse = torch.ops.attnloom.run(
+            handle, q, k_cache, v_cache, names=names, values=values, with_lse=with_lse, raw=raw
+        )
     return out, lse
 
 
@@ -65,6 +83,7 @@ def _run(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor | None,
+    *,
     names: list[str],
     values: list[torch.Tensor],
     with_lse: bool,
@@ -81,6 +100,7 @@ def _fake(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor | None,
+    *,
     names: list[str],
     values: list[torch.Tensor],
     with_lse: bool,

@@ -46,6 +46,24 @@ def page_size(text: str) -> int | None:
     return int(text)
 
 
+def device(text: str) -> str:
+    """A torch device that is there."""
+    try:
+        kind = torch.device(text)
+    except RuntimeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a torch device such as cpu or cuda:0") from error
+    if kind.type not in ("cpu", "cuda") or (kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count()):
+        raise argparse.ArgumentTypeError(f"{text!r}: this torch sees the CPU and {torch.cuda.device_count()} GPUs")
+    return text
+
+
+def positive(text: str) -> int:
+    """An integer from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected an integer from 1")
+    return int(text)
+
+
 def variant(text: str) -> Variant:
     """Built-in variants joined by ``+``, with a number behind ``:`` where one takes it.
 

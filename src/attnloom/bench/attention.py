@@ -11,7 +11,7 @@ import torch
 from attnloom.bench.arguments import DTYPES
 from attnloom.bench.case import Case, make_batch, make_engine
 from attnloom.bench.sdpa import LAYOUTS, Peer, make_peer
-from attnloom.bench.timing import Clock, Spread, clock, interleave, spread
+from attnloom.bench.timing import Spread, clock, interleave, quickest, spread
 from attnloom.testing.inputs import Batch
 from attnloom.testing.tolerance import assert_out_close
 
@@ -66,7 +66,7 @@ def measure(case: Case, rounds: int) -> Result:
     peers = [make_peer(batch, layout) for layout in LAYOUTS]
     _check(case, batch, out, peers[0])
     timer = clock(batch.q.device)
-    peer = _fastest(peers, timer)
+    peer = peers[quickest(peers, timer)]
     plan_seconds = _plan_seconds(case, batch)
     seconds, peer_seconds = interleave(lambda: attn.run(batch.q, *batch.caches), peer, rounds, timer)
     return Result(
@@ -90,13 +90,6 @@ def _check(case: Case, batch: Batch, out: torch.Tensor, peer: Peer) -> None:
         model = Peer("", (arguments,))()[0]
         rows = out[batch.rows(request)].transpose(0, 1)[None]
         assert_out_close(rows, exact, model, f"{case.name}, request {request}")
-
-
-def _fastest(peers: list[Peer], timer: Clock) -> Peer:
-    """The peer at its better memory layout."""
-    for peer in peers:
-        timer(peer, 1)
-    return min(peers, key=lambda peer: min(timer(peer, 1) for _ in range(3)))
 
 
 def _plan_seconds(case: Case, batch: Batch) -> float:

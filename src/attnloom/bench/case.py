@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import attnloom as al
 from attnloom.bench.arguments import DTYPES
 from attnloom.testing import cases
-from attnloom.testing.inputs import Batch, Heads, Placement, place, random_sequences
+from attnloom.testing.inputs import Batch, place, random_sequences
+from attnloom.testing.placement import Heads, Placement
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnloom.bench.attention import Result
-from attnloom.bench.show import rate
+from attnloom.bench.show import rate, times
 from attnloom.explain.layout import ticks
 from attnloom.explain.marks import document, text
 from attnloom.explain.palette import GRID, INK, MUTED, request_color
@@ -60,6 +60,6 @@ def _bar(result: Result, y: float, scale: float) -> list[str]:
         x = _LEFT + result.case.target * scale
         parts.append(f'<path d="M{x:.1f} {y - 3:.1f}v{_BAR + 6:.0f}" stroke="{INK}" stroke-width="3"/>')
     run = result.ours.median
-    parts.append(text(_RIGHT + 14, middle + 4, f"{ratio.median:.2f}×", weight=600))
+    parts.append(text(_RIGHT + 14, middle + 4, f"{times(ratio.median)}×", weight=600))
     parts.append(text(_RIGHT + 62, middle + 4, f"AttnLoom {duration(run)}, {rate(result, run)}", fill=MUTED))
     return parts

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import sys
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from attnloom.bench import chart, machine, show
 from attnloom.bench.attention import Result, measure
 from attnloom.bench.case import Case
-from attnloom.bench.presets import CPU_THREADS, cpu_figures
+from attnloom.bench.presets import PRESETS
 from attnloom.bench.timing import MIN_ROUNDS
-from attnloom.errors import AttnLoomError, InvalidArgument
+from attnloom.errors import InvalidArgument
 
 WRONG_RESULT = 1
+
+_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "workload": ("uniform_16x1024",),
+        "mode": ("decode",),
+        "dtype": ("bf16",),
+        "page_size": (16,),
+        "heads": (32, 8),
+        "head_dim": 128,
+    }
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -24,46 +39,66 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidArgument(
             name="--rounds", given=args.rounds, supported=f"an integer from {MIN_ROUNDS}", fix="Quartiles need them."
         )
-    threads = args.threads or (CPU_THREADS if args.preset else torch.get_num_threads())
-    torch.set_num_threads(threads)
-    cases = _cases(args)
+    cases, threads = _preset(args) if args.preset else (_cases(args), None)
+    torch.set_num_threads(args.threads or threads or torch.get_num_threads())
     facts = machine.facts(args.device)
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    results, wrong = _measure_all(cases, args.rounds)
-    if results:
-        stem = args.preset or "attention"
-        print(f"\n{show.table(results)}\n")
-        print("ratio: torch's time / AttnLoom's, above 1 AttnLoom is faster; plan is not part of either.")
-        documents = {
-            "json": show.as_json(results, facts),
-            "svg": chart.draw(results, facts, args.rounds),
-        }
-        print("wrote", ", ".join(map(str, show.write(args.output_dir, stem, documents))))
+    results: list[Result] = []
+    try:
+        wrong = _measure_all(cases, args.rounds, results)
+    finally:  # what an interrupted run has measured is shown too
+        if results:
+            _report(args, results, facts)
     return WRONG_RESULT if wrong else 0
 
 
+def _report(args: argparse.Namespace, results: Sequence[Result], facts: Mapping[str, Any]) -> None:
+    print(f"\n{show.table(results)}\n")
+    print("ratio: torch's time / AttnLoom's, above 1 AttnLoom is faster; plan is not part of either.")
+    documents = {"json": show.as_json(results, facts), "svg": chart.draw(results, facts, args.rounds)}
+    print("wrote", ", ".join(map(str, show.write(args.output_dir, args.preset or "attention", documents))))
+
+
+def _preset(args: argparse.Namespace) -> tuple[tuple[Case, ...], int]:
+    """The preset's cases and threads; only how they run may be chosen beside it."""
+    fixed = [name for name in _DEFAULTS if getattr(args, name) is not None]
+    if fixed:
+        raise InvalidArgument(
+            name=f"--{fixed[0].replace('_', '-')}",
+            given=getattr(args, fixed[0]),
+            supported="nothing beside --preset, which fixes the cases",
+            fix="Leave out one of them.",
+        )
+    preset = PRESETS[args.preset]
+    chosen = {name: getattr(args, name) for name in ("implementation", "num_ctas") if getattr(args, name) is not None}
+    return tuple(dataclasses.replace(case, device=args.device, **chosen) for case in preset.cases()), preset.threads
+
+
 def _cases(args: argparse.Namespace) -> tuple[Case, ...]:
-    if args.preset == "cpu-figures":
-        return cpu_figures()
+    """Every combination of what was asked for."""
+    asked = {
+        name: default if getattr(args, name) is None else getattr(args, name) for name, default in _DEFAULTS.items()
+    }
+    combinations = itertools.product(asked["mode"], asked["dtype"], asked["page_size"], asked["workload"])
     return tuple(
         Case(
             workload=workload,
             mode=mode,
             dtype=dtype,
             page_size=page_size,
-            heads=args.heads,
-            head_dim=args.head_dim,
+            heads=asked["heads"],
+            head_dim=asked["head_dim"],
             implementation=args.implementation,
             device=args.device,
             num_ctas=args.num_ctas,
         )
-        for mode, dtype, page_size, workload in itertools.product(args.mode, args.dtype, args.page_size, args.workload)
+        for mode, dtype, page_size, workload in combinations
     )
 
 
-def _measure_all(cases: tuple[Case, ...], rounds: int) -> tuple[list[Result], int]:
-    """The results in order, and how many cases were wrong."""
-    results, wrong = [], 0
+def _measure_all(cases: Sequence[Case], rounds: int, results: list[Result]) -> int:
+    """Append a result for each case; returns how many were wrong."""
+    wrong = 0
     for i, case in enumerate(cases):
         print(f"[{i + 1}/{len(cases)}] {case.name}", end=" ... ", file=sys.stderr, flush=True)
         try:
@@ -72,7 +107,7 @@ def _measure_all(cases: tuple[Case, ...], rounds: int) -> tuple[list[Result], in
         except AssertionError as error:
             wrong += 1
             print(f"WRONG RESULT: {error}", file=sys.stderr)
-        except AttnLoomError:
+        except BaseException:
             print(file=sys.stderr)
             raise
-    return results, wrong
+    return wrong

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from attnloom.bench.arguments import DTYPES, heads, page_size
+from attnloom.bench.arguments import DTYPES, device, heads, page_size, positive
+from attnloom.bench.presets import PRESETS
 from attnloom.bench.timing import MIN_ROUNDS
 
 COMMANDS = ("attention", "plan")
@@ -51,30 +52,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _attention_arguments(parser: argparse.ArgumentParser) -> None:
     from attnloom.bench import command
 
-    what = parser.add_argument_group("what is run")
-    what.add_argument(
-        "--workload", nargs="+", default=["uniform_16x1024"], metavar="NAME", help="default: uniform_16x1024"
-    )
-    what.add_argument(
-        "--mode",
-        nargs="+",
-        choices=("decode", "prefill", "mixed"),
-        default=["decode"],
-        metavar="MODE",
-        help="decode, prefill, mixed",
-    )
-    what.add_argument(
-        "--dtype", nargs="+", choices=tuple(DTYPES), default=["bf16"], metavar="T", help="fp32, bf16, fp16"
-    )
-    what.add_argument("--page-size", nargs="+", type=page_size, default=[16], metavar="N", help="or 'ragged'")
-    what.add_argument("--heads", type=heads, default=(32, 8), metavar="QO/KV", help="default: 32/8")
-    what.add_argument("--head-dim", type=int, default=128, metavar="D", help="default: 128")
-    what.add_argument("--preset", choices=("cpu-figures",), help="instead: a fixed list of cases, with their targets")
+    what = parser.add_argument_group("what is run (every combination)")
+    what.add_argument("--workload", nargs="+", metavar="NAME", help="named batches; default: uniform_16x1024")
+    what.add_argument("--mode", nargs="+", choices=("decode", "prefill", "mixed"), help="default: decode")
+    what.add_argument("--dtype", nargs="+", choices=tuple(DTYPES), help="default: bf16")
+    what.add_argument("--page-size", nargs="+", type=page_size, metavar="N", help="or 'ragged'; default: 16")
+    what.add_argument("--heads", type=heads, metavar="QO/KV", help="default: 32/8")
+    what.add_argument("--head-dim", type=positive, metavar="D", help="default: 128")
+    what.add_argument("--preset", choices=tuple(PRESETS), help="instead of these: a fixed list, with targets")
     how = parser.add_argument_group("how")
     how.add_argument("--implementation", metavar="NAME", help="see `attnloom info`; default: the first that can run")
-    how.add_argument("--device", default="cpu", help="default: cpu")
-    how.add_argument("--num-ctas", type=int, metavar="N", help="default: the implementation's own")
-    how.add_argument("--threads", type=int, metavar="N", help="torch threads; default: torch's, a preset's own")
-    how.add_argument("--rounds", type=int, default=9, metavar="N", help=f"at least {MIN_ROUNDS}; default: 9")
+    how.add_argument("--device", type=device, default="cpu", help="default: cpu")
+    how.add_argument("--num-ctas", type=positive, metavar="N", help="default: the implementation's own")
+    how.add_argument("--threads", type=positive, metavar="N", help="torch threads; default: torch's, a preset's own")
+    how.add_argument("--rounds", type=positive, default=9, metavar="N", help=f"at least {MIN_ROUNDS}; default: 9")
     how.add_argument("--output-dir", type=Path, default=Path("out/bench"), metavar="DIR", help="default: out/bench")
     parser.set_defaults(bench=command.run)

@@ -31,12 +31,17 @@ def _row(result: Result, targets: bool) -> list[str]:
         duration(run),
         rate(result, run),
         duration(result.peer.median),
-        f"{ratio.median:.2f}",
-        f"{ratio.low:.2f}–{ratio.high:.2f}",
+        times(ratio.median),
+        f"{times(ratio.low)}–{times(ratio.high)}",
         *(["" if target is None else f"{target:.2f}", verdict] if targets else []),
         duration(result.plan_seconds),
         duration(result.plan_seconds / LAYERS + run),
     ]
+
+
+def times(ratio: float) -> str:
+    """A ratio: two decimals, one more below a tenth."""
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.3f}"
 
 
 def rate(result: Result, seconds: float) -> str:

@@ -60,9 +60,18 @@ def clock(device: torch.device) -> Clock:
 
 
 def calls_per_sample(call: Call, measure: Clock) -> int:
-    """How many calls make one sample long enough to be timed."""
-    measure(call, 1)
+    """How many calls make one sample long enough to be timed; the first call warms up."""
+    if measure(call, 1) > 10 * _SAMPLE_SECONDS:
+        return 1
     return max(1, min(_MOST_CALLS, round(_SAMPLE_SECONDS / max(measure(call, 2), 1e-7))))
+
+
+def quickest(calls: Sequence[Call], measure: Clock) -> int:
+    """Index of the quickest of several ways to compute the same, each called a few times in turn."""
+    long = max(measure(call, 1) for call in calls) > 10 * _SAMPLE_SECONDS
+    turns = [[measure(call, 1) for call in calls] for _ in range(1 if long else 3)]
+    best = [min(times) for times in zip(*turns, strict=True)]
+    return best.index(min(best))
 
 
 def interleave(ours: Call, peer: Call, rounds: int, measure: Clock) -> tuple[list[float], list[float]]:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +18,7 @@ from attnloom.errors import InvalidArgument
 if TYPE_CHECKING:
     from attnloom import BatchAttention, PagedKV, RaggedKV
 
+_PATIENCE_SECONDS = 2.0
 EPILOG = """\
 examples:
   attnloom explain --workload zipf_16x1024 --output plan.svg
@@ -56,13 +61,26 @@ def run(args: argparse.Namespace) -> int:
     """Print the table, write the picture."""
     qo, kv = _lengths(args)
     attn = _engine(args)
-    attn.plan(np.concatenate([[0], np.cumsum(qo)]), _format(kv, args.page_size), num_ctas=args.num_ctas)
+    with _patience():
+        attn.plan(np.concatenate([[0], np.cumsum(qo)]), _format(kv, args.page_size), num_ctas=args.num_ctas)
     explanation = attn.explain(args.target)
     print(f"Planned for implementation {attn.implementation}, {args.num_ctas} CTAs, planner {args.planner}.")
     print(explanation)
     if args.output is not None:
         print(f"\nTimeline: {explanation.save(args.output)}")
     return 0
+
+
+@contextlib.contextmanager
+def _patience() -> Iterator[None]:
+    """Says why, should the first plan of an installation take long."""
+    words = "attnloom: compiling the planner, once for this installation ..."
+    timer = threading.Timer(_PATIENCE_SECONDS, print, [words], {"file": sys.stderr, "flush": True})
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _engine(args: argparse.Namespace) -> BatchAttention:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,12 +33,10 @@ def run(args: argparse.Namespace, console: Console | None = None) -> int:
     console = console or Console()
     try:
         return _demo(Options.from_arguments(args), console)
-    except AttnLoomError as error:
-        console.line(f"attnloom demo: {' '.join(str(error).split())}")
-        return MISTAKE
-    except ServingFailed as error:
-        console.line(f"attnloom demo: {error}")
-        return DIFFERENT
+    except (AttnLoomError, ServingFailed) as error:
+        console.clear()
+        print(f"attnloom demo: {' '.join(str(error).split())}", file=sys.stderr)
+        return MISTAKE if isinstance(error, AttnLoomError) else DIFFERENT
 
 
 def _demo(options: Options, console: Console) -> int:

@@ -25,7 +25,7 @@ class Console:
 
     def line(self, text: str = "") -> None:
         """One line, in place of a status line if there is one."""
-        self._clear()
+        self.clear()
         print(text, file=self.stream, flush=True)
 
     def title(self, text: str) -> None:
@@ -37,12 +37,13 @@ class Console:
         """What is going on now, on a terminal only; the next line or status takes its place."""
         if not self.live:
             return
-        self._clear()
+        self.clear()
         width = shutil.get_terminal_size().columns - 1
         print(text[:width], end="", file=self.stream, flush=True)
         self._status = True
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Take the status line away."""
         if self._status:
             print("\r\x1b[2K", end="", file=self.stream)
             self._status = False

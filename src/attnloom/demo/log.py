@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from attnloom.demo.console import Console
 from attnloom.demo.steps import Row, Step
+from attnloom.demo.words import does, listed, names
 
 # with more requests the columns shrink to one character
 _WIDE = 16
-# names that a note lists before it counts the rest
-_NAMES = 5
 
 
 class StepLog:
@@ -37,10 +36,10 @@ class StepLog:
             "Columns are requests: a number is prompt tokens computed in that step, d one token decoded, · not running."
         )
         if self._wide:
-            names = "".join(f"{name:>4}" for name in self._requests)
+            columns = "".join(f"{name:>4}" for name in self._requests)
         else:
-            names = "  " + f"{self._requests[0]} … {self._requests[-1]}".ljust(len(self._requests))
-        say(self._console.style(f"{'step':>7} {'tokens':>6} {'ms':>6} │{names} │ what happened", "dim"))
+            columns = "  " + f"{self._requests[0]} … {self._requests[-1]}".ljust(len(self._requests))
+        say(self._console.style(f"{'step':>7} {'tokens':>6} {'ms':>6} │{columns} │ what happened", "dim"))
 
     def add(self, step: Step) -> None:
         """The next step; it is printed now, or with its like when something else happens."""
@@ -50,7 +49,9 @@ class StepLog:
             if self._quiet and [row.request for row in self._quiet[-1].rows] != [row.request for row in step.rows]:
                 self._flush()
             self._quiet.append(step)
-            self._console.status(f"step {step.number}: {len(step.rows)} requests decode, {self._tokens} tokens so far")
+            self._console.status(
+                f"step {step.number}: {does('decode', [r.request for r in step.rows])}; {self._tokens} tokens so far"
+            )
             return
         self._flush()
         self._print(str(step.number), step, step.seconds, notes)
@@ -79,9 +80,9 @@ class StepLog:
         return f"{text:>4}" if self._wide else text
 
     def _notes(self, step: Step) -> list[str]:
-        notes = [_do("arrive", names) for steps, names in self._arrivals if steps == step.number - 1]
+        notes = [does("arrive", who) for steps, who in self._arrivals if steps == step.number - 1]
         if step.joined:
-            notes.append(_do("join", step.joined))
+            notes.append(does("join", step.joined))
         notes += self._newly_shared(step)
         notes += [f"{name} leaves with {count} tokens" for name, count in step.left]
         return notes
@@ -93,16 +94,4 @@ class StepLog:
             if not set(who) <= set(self._owners.get(page, ())):
                 fresh.setdefault(who, []).append(page)
                 self._owners[page] = who
-        return [
-            f"page{'s' if len(pages) > 1 else ''} {' '.join(map(str, pages))} shared by {_names(who)}"
-            for who, pages in fresh.items()
-        ]
-
-
-def _do(verb: str, names: Sequence[str]) -> str:
-    return f"{_names(names)} {verb}{'s' if len(names) == 1 else ''}"
-
-
-def _names(names: Sequence[str]) -> str:
-    more = len(names) - _NAMES
-    return " ".join(names[:_NAMES]) + (f" and {more} more" if more > 0 else "")
+        return [f"{listed('page', sorted(pages))} shared by {names(who)}" for who, pages in fresh.items()]

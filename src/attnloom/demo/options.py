@@ -73,7 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     who = parser.add_argument_group("the model and where it runs")
     who.add_argument("--model", type=Path, metavar="PATH", help="a .gguf file or a folder of a transformers model")
     who.add_argument("--device", default="cpu", help="torch device (default: cpu)")
-    who.add_argument("--dtype", default="float32", choices=DTYPES, help="type of weights and cache (default: float32)")
+    who.add_argument(
+        "--dtype",
+        default="float32",
+        choices=DTYPES,
+        help="type of weights and cache (default: float32; with 16 bits a near tie of two tokens can fall either way)",
+    )
     who.add_argument(
         "--implementation", metavar="NAME", help="AttnLoom implementation, see `attnloom info` (default: the first)"
     )

@@ -14,6 +14,10 @@ from attnloom.demo.console import Console
 from attnloom.demo.serve import Answer
 from attnloom.demo.steps import Row, Step
 from attnloom.demo.verify import Comparison
+from attnloom.demo.words import listed
+
+# prompts whose chunks are told one by one
+_CHUNKED = 4
 
 
 def show_answers(console: Console, answers: Sequence[Answer], tokenizer: Any, ends: Sequence[int]) -> None:
@@ -53,12 +57,15 @@ def happenings(steps: Sequence[Step]) -> list[str]:
     """What the steps show, in sentences: joins and leaves, chunked prefill beside decode, shared pages."""
     joins = [step.number for step in steps if step.joined]
     leaves = [step.number for step in steps if step.left]
-    lines = [f"requests joined at {_listed('step', joins)} and left after {_listed('step', leaves)}"]
-    for name, rows in chunked(steps).items():
+    lines = [f"requests joined at {listed('step', joins)} and left after {listed('step', leaves)}"]
+    parts = chunked(steps)
+    for name, rows in list(parts.items())[:_CHUNKED]:
         beside = [step.number for step in steps if step.mixed and any(row.request == name for row in step.prefills)]
         sizes = " + ".join(str(row.new) for row in rows)
-        where = f"{_listed('step', beside)}, beside decoding" if beside else "no decoding was going on"
+        where = f"{listed('step', beside)}, beside decoding" if beside else "no decoding was going on"
         lines.append(f"{name}'s prompt was prefilled in {len(rows)} chunks of {sizes} tokens: {where}")
+    if len(parts) > _CHUNKED:
+        lines.append(f"and {len(parts) - _CHUNKED} more prompts in chunks")
     held: dict[int, set[str]] = {}
     for step in steps:
         for page, who in step.shared_pages().items():
@@ -66,7 +73,7 @@ def happenings(steps: Sequence[Step]) -> list[str]:
     if held:
         requests = len(set().union(*held.values()))
         verb = "was" if len(held) == 1 else "were"
-        lines.append(f"{_listed('page', sorted(held))} {verb} shared, by {requests} requests; {_reused(steps)}")
+        lines.append(f"{listed('page', sorted(held))} {verb} shared, by {requests} requests; {_reused(steps)}")
     else:
         lines.append("no page was shared: no two prompts begin with the same full page")
     return lines
@@ -84,18 +91,6 @@ def chunked(steps: Sequence[Step]) -> dict[str, list[Row]]:
 def _reused(steps: Sequence[Step]) -> str:
     tokens = sum(row.past for step in steps for row in step.rows if row.request in step.joined)
     return f"{tokens} prompt tokens were read from them instead of computed again"
-
-
-def _listed(noun: str, numbers: Sequence[int]) -> str:
-    """`steps 1, 3–5, 9` for step and [1, 3, 4, 5, 9]; `step 1` for one."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    listed = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
-    return f"{noun}{'' if len(numbers) == 1 else 's'} {listed}"
 
 
 def show_comparison(console: Console, comparison: Comparison, tokenizer: Any) -> None:

@@ -109,7 +109,7 @@ def transformers() -> Any:
     """
     # read when transformers' hub client is imported: a model that is not on the disk must fail, not download
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    feature = "attnloom demo"
+    feature = "the demo"
     try:
         import transformers as module
     except ImportError as error:

@@ -63,7 +63,8 @@ def _panels(figure: Figure, facts: Facts, layout: Layout, heights: list[float]) 
 
 
 def _panel(axis: Axes, panel: Panel, layout: Layout) -> None:
-    thickness = 0.88 if layout.row_height >= 6 else 0.84
+    roomy = layout.row_height >= 6
+    thickness = 0.88 if roomy else 0.96
     ctas = np.arange(panel.tile.num_ctas)
     axis.barh(
         ctas,
@@ -74,14 +75,17 @@ def _panel(axis: Axes, panel: Panel, layout: Layout) -> None:
         hatch="////",
         edgecolor=IDLE_LINE,
         lw=0,
+        snap=roomy,
     )
     width = panel.stop - panel.start
-    edge = 0.5 if len(panel.item) < 3000 else 0.0
+    edge = (0.5 if roomy else 0.1) if len(panel.item) < 3000 else 0.0
     colors = [layout.color(int(r)) for r in panel.request]
-    axis.barh(panel.cta, width, left=panel.start, height=thickness, color=colors, edgecolor="white", lw=edge)
+    axis.barh(
+        panel.cta, width, left=panel.start, height=thickness, color=colors, edgecolor="white", lw=edge, snap=roomy
+    )
     cut = np.minimum(0.002 * layout.end, 0.3 * width)
     for flags, left in ((panel.cut_before, panel.start), (panel.cut_after, panel.stop - cut)):
-        axis.barh(panel.cta[flags], cut[flags], left=left[flags], height=thickness, color=CUT, lw=0)
+        axis.barh(panel.cta[flags], cut[flags], left=left[flags], height=thickness, color=CUT, lw=0, snap=roomy)
     axis.axvline(panel.even, color=INK, lw=1, ls=(0, (4, 3)))
     axis.set_ylim(panel.tile.num_ctas - 0.5, -0.5)
     axis.set_xlim(0, layout.end)

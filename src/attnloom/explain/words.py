@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from attnloom.explain.text import columns, count, duration, percent, si
 from attnloom.explain.timeline import Panel
 from attnloom.schedule.cost import CostModel
 from attnloom.spec import AttentionSpec
+
+_NOTE_WIDTH = 110
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,8 @@ def limit_line(facts: Facts) -> str:
 def axis_label(facts: Facts) -> str:
     """What the timeline's x means."""
     cost = facts.cost
-    source = cost.measured or "estimated, not measured"
+    # where and how they were measured takes sentences: the table's footnote has them
+    source = "measured constants" if cost.measured else "estimated, not measured"
     apart = ";  each tile class is a launch of its own" if sum(c.items > 0 for c in facts.classes) > 1 else ""
     return f"µs by the cost model ({source}): {cost.fixed:g} + {cost.alpha:g} · tile rows + {cost.beta:g} · keys{apart}"
 
@@ -143,9 +147,10 @@ _ROWS: tuple[tuple[str, Callable[[ClassFigures], str], Callable[[TotalFigures], 
 
 
 def _footnote(facts: Facts) -> str:
-    return (
-        "Counts include every kv head. Balance and idle come from the cost model, "
-        f"{facts.cost.measured or 'estimated and not measured'}.\n"
-        f"Limits: each slot and q and out moved once, or the products of the kv tiles read, whichever is longer "
+    source = f"measured: {facts.cost.measured}" if facts.cost.measured else "estimated and not measured"
+    counts = f"Counts include every kv head. Balance and idle come from the cost model ({source})."
+    limits = (
+        "Limits: each slot and q and out moved once, or the products of the kv tiles read, whichever is longer "
         f"({facts.total.limit.bound})."
     )
+    return "\n".join(textwrap.fill(note, _NOTE_WIDTH) for note in (counts, limits))

@@ -24,9 +24,9 @@ class Availability:
 @functools.cache
 def registry() -> dict[str, Implementation]:
     """Every implementation by name, in the order in which dispatch prefers them."""
-    from attnloom.impl.cpu import CpuImplementation  # noqa: PLC0415 - only when something dispatches
-    from attnloom.impl.reference import ReferenceImplementation  # noqa: PLC0415
-    from attnloom.impl.triton import TritonImplementation  # noqa: PLC0415
+    from attnloom.impl.cpu import CpuImplementation
+    from attnloom.impl.reference import ReferenceImplementation
+    from attnloom.impl.triton import TritonImplementation
 
     found: tuple[Implementation, ...] = (TritonImplementation(), CpuImplementation(), ReferenceImplementation())
     return {one.name: one for one in found}
@@ -49,7 +49,10 @@ def choose(spec: AttentionSpec, program: Program, target: Target, implementation
     known = registry()
     if implementation is not None and implementation not in known:
         raise InvalidArgument(
-            name="implementation", given=implementation, supported=", ".join(map(repr, known)), fix="Leave it out to let attnloom choose."
+            name="implementation",
+            given=implementation,
+            supported=", ".join(map(repr, known)),
+            fix="Leave it out to let attnloom choose.",
         )
     asked = known if implementation is None else {implementation: known[implementation]}
     refused: list[str] = []
@@ -61,5 +64,7 @@ def choose(spec: AttentionSpec, program: Program, target: Target, implementation
     raise UnsupportedSpec(
         given=f"{spec}, variant {program.identity[:12]}, on {target.name} ({target.kind})",
         reasons="\n".join(refused),
-        fix="Change what the reasons name, or leave implementation= out." if implementation else "Change what the reasons name.",
+        fix="Change what the reasons name, or leave implementation= out."
+        if implementation
+        else "Change what the reasons name.",
     )

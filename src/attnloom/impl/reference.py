@@ -16,6 +16,9 @@ from attnloom.target import Target
 from attnloom.variant import Program
 from attnloom.variant.evaluate import compile_expr
 
+Env = dict[str, Any]
+State = tuple[torch.Tensor, torch.Tensor | None]
+
 
 @dataclass(frozen=True)
 class ReferenceConfig(Config):
@@ -66,7 +69,7 @@ class ReferenceImplementation(Implementation):
         """Per request, what softmax (or, without it, the values) would see: ``[num_qo_heads, qo_len, kv_len]``."""
         return [logits for _, _, logits, _ in self._requests(plan, tensors)]
 
-    def _requests(self, plan: Plan, t: LaunchTensors) -> Iterator[tuple[slice, dict[str, Any], torch.Tensor, torch.Tensor]]:
+    def _requests(self, plan: Plan, t: LaunchTensors) -> Iterator[tuple[slice, Env, torch.Tensor, torch.Tensor]]:
         qo, kv, view = plan.qo_indptr.tolist(), plan.kv_indptr.tolist(), plan.levels[0]
         for request in range(plan.batch):
             rows, kv_len = slice(qo[request], qo[request + 1]), kv[request + 1] - kv[request]
@@ -83,15 +86,15 @@ class ReferenceImplementation(Implementation):
             logits = t.spec.sm_scale * (t.q[rows].to(self.dtype).transpose(0, 1) @ key.transpose(1, 2))
             yield rows, {**env[1], **t.params}, self._functors(logits, t, env[0]), value
 
-    def _functors(self, logits: torch.Tensor, t: LaunchTensors, env: dict[str, Any]) -> torch.Tensor:
-        program, empty = t.program, (-torch.inf if t.program.use_softmax else 0.0)
+    def _functors(self, logits: torch.Tensor, t: LaunchTensors, env: Env) -> torch.Tensor:
+        program, shape, empty = t.program, logits.shape, (-torch.inf if t.program.use_softmax else 0.0)
         if program.logits is not None:
-            logits = compile_expr(program.logits, self.dtype)({**env, **t.params, "logits": logits}).expand(logits.shape)
+            logits = compile_expr(program.logits, self.dtype)({**env, **t.params, "logits": logits})
         if program.mask is not None:
             logits = torch.where(compile_expr(program.mask, self.dtype)({**env, **t.params}), logits, empty)
-        return logits
+        return logits.expand(shape)
 
-    def _env(self, plan: Plan, t: LaunchTensors, request: int, rows: slice, keys: slice) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _env(self, plan: Plan, t: LaunchTensors, request: int, rows: slice, keys: slice) -> tuple[Env, Env]:
         """What functors may ask for: broadcast over [heads, rows, keys], and over [rows, heads, dims]."""
         qo_len, kv_len, device = rows.stop - rows.start, keys.stop - keys.start, t.q.device
         q_idx, heads = torch.arange(qo_len, device=device), torch.arange(plan.num_qo_heads, device=device)
@@ -100,11 +103,15 @@ class ReferenceImplementation(Implementation):
         common = {"batch": request, "qo_len": qo_len, "kv_len": kv_len}
         by_head = {"qo_head": heads, "kv_head": heads // plan.group_size, "head": heads}
         by_row = {"q_pos": q_pos, "q_idx": q_idx, "pos": q_pos}
-        pairs = {**common, **{k: v[:, None, None] for k, v in by_head.items()}, **{k: v[:, None] for k, v in by_row.items()}}
-        outs = {**common, **{k: v[:, None] for k, v in by_head.items()}, **{k: v[:, None, None] for k, v in by_row.items()}}
-        return {**pairs, "kv_pos": kv_pos}, outs
+        pairs: Env = {name: ids[:, None, None] for name, ids in by_head.items()}
+        pairs |= {name: positions[:, None] for name, positions in by_row.items()}
+        outs: Env = {name: ids[:, None] for name, ids in by_head.items()}
+        outs |= {name: positions[:, None, None] for name, positions in by_row.items()}
+        return {**pairs, **common, "kv_pos": kv_pos}, outs | common
 
-    def _reduce(self, logits: torch.Tensor, value: torch.Tensor, program: Program) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _reduce(self, logits: torch.Tensor, value: torch.Tensor, program: Program) -> State:
+        unseen = -torch.inf if program.use_softmax else 0.0
+        value = torch.where((logits != unseen).any(1)[..., None], value, 0.0)  # what no row sees may be NaN
         if not program.use_softmax:
             return (logits @ value).transpose(0, 1), None
         lse = torch.logsumexp(logits, -1)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnloom.schedule import tiles as t
+from attnloom.schedule.balance import zeros
 from attnloom.schedule.jit import inner
 from attnloom.schedule.split import CTA, FIRST, LAST, UNIT
 from attnloom.schedule.work import (
@@ -68,7 +69,7 @@ def grown_rows(table: Any, rows: int) -> Any:
 @inner
 def places(pieces: Ints, order: Ints, num_ctas: int, out: Out) -> Ints:
     """Write work_indptr; the place of each piece among the items: by CTA, within one in ``order``."""
-    cursor = np.zeros(num_ctas + 1, np.int64)
+    cursor = zeros(num_ctas + 1)
     for p in range(pieces.shape[0]):
         cursor[pieces[p, CTA] + 1] += 1
     for c in range(num_ctas):

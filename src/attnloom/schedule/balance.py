@@ -26,6 +26,15 @@ def counting(count: int) -> Ints:
 
 
 @inner
+def zeros(count: int) -> Ints:
+    """0, 0, ..., 0."""
+    numbers = np.empty(count, np.int64)
+    for i in range(count):
+        numbers[i] = 0
+    return numbers
+
+
+@inner
 def longest_first_order(sizes: Ints) -> Ints:
     """Indices by falling size, equal sizes in their order (a radix sort: one pass where sizes are small)."""
     order = counting(sizes.shape[0])
@@ -81,7 +90,9 @@ def sink_top(loads: Floats, ctas: Ints) -> None:
 @inner
 def assign_longest_first(sizes: Ints, order: Ints, overhead: float, num_ctas: int) -> Any:
     """Give the items, in this order, each to the CTA with the least load: (cta per item, greatest load)."""
-    loads = np.zeros(num_ctas, np.float64)
+    loads = np.empty(num_ctas, np.float64)
+    for c in range(num_ctas):
+        loads[c] = 0.0
     ctas = counting(num_ctas)
     chosen = np.empty(sizes.shape[0], np.int64)
     span = 0.0

@@ -51,7 +51,17 @@ class CostModel:
 
 COSTS: Mapping[str, CostModel] = MappingProxyType(
     {
-        "cpu": CostModel(fixed=30.0, alpha=0.1, beta=0.02, merge_fixed=30.0, merge_slot=5.0, min_chunk=256),
+        "cpu": CostModel(
+            fixed=80.0,
+            alpha=0.2,
+            beta=0.15,
+            merge_fixed=130.0,
+            merge_slot=10.0,
+            min_chunk=256,
+            measured="AMD EPYC, one core, torch 2.13, head_dim 128, 4 query heads per kv head, fp32 and bf16, page 16: "
+            "least thread time of decode runs over batch, kv_len and forced cuts; alpha from tiles of 128 rows",
+        ),
+        # Not measured: an SM's share of an H200's memory bandwidth is 33 kB/us, 512 bytes a key in bf16.
         "sm90": CostModel(fixed=1.5, alpha=0.005, beta=0.015, merge_fixed=3.0, merge_slot=0.1, min_chunk=256),
         "gpu": CostModel(fixed=2.0, alpha=0.01, beta=0.03, merge_fixed=4.0, merge_slot=0.15, min_chunk=256),
     }

@@ -34,7 +34,7 @@ _config_lock = threading.Lock()
 
 def inner(func: F) -> F:
     """Compile a function that other compiled functions call; it becomes part of their machine code."""
-    return cast(F, numba.njit(error_model="numpy")(func))
+    return cast(F, numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(func))
 
 
 def _writable_cache() -> Path | None:

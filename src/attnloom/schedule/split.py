@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attnloom.schedule.balance import assign_longest_first, counting, longest_first_order
+from attnloom.schedule.balance import assign_longest_first, counting, longest_first_order, zeros
 from attnloom.schedule.jit import inner
 
 Ints = npt.NDArray[np.int64]
@@ -51,7 +51,7 @@ def chunks(sizes: Ints, length: int) -> Ints:
     count = 0
     for unit in range(sizes.shape[0]):
         count += max(1, (sizes[unit] + length - 1) // length)
-    pieces = np.zeros((count, 4), np.int64)
+    pieces = np.empty((count, 4), np.int64)
     at = 0
     for unit in range(sizes.shape[0]):
         first = 0
@@ -60,6 +60,7 @@ def chunks(sizes: Ints, length: int) -> Ints:
             pieces[at, UNIT] = unit
             pieces[at, FIRST] = first
             pieces[at, LAST] = last
+            pieces[at, CTA] = 0
             at += 1
             first = last
             if first == 0:
@@ -176,7 +177,7 @@ def stream(sizes: Ints, costs: Costs) -> Any:
         total += sizes[unit]
         largest = max(largest, sizes[unit])
     if costs.workers == 1:
-        return whole_units(sizes, np.zeros(units, np.int64)), counting(units)
+        return whole_units(sizes, zeros(units)), counting(units)
     bound = total / costs.workers + 2 * (costs.overhead + 1)
     whole_time = np.inf
     order = counting(units)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from attnloom.variant.expr import TRUE
 from attnloom.variant.formula import Analysis, analyse
 from attnloom.variant.program import Program
 from attnloom.variant.regions import Box, Grid, cover, three_valued
@@ -25,7 +26,9 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 MAX_CELLS = 4096
 """Larger grids are not analysed: every pair then may be visible and may be masked."""
 
-_UNLIMITED = (-INF, INF) * 3
+MAX_PATTERNS = 1024
+"""Orders of thresholds that are remembered; a mask of ordinary batches has a handful."""
+
 _EMPTY = (1, 0) * 3
 _WHOLE_LINE: Ints = np.array([[-INF, INF + 1]], dtype=np.int64)
 
@@ -51,14 +54,11 @@ class BoundsProgram:
     """The analysis of one program's mask; made once per program."""
 
     def __init__(self, program: Program) -> None:
-        self._mask = program.mask
+        self._mask = program.mask if program.mask is not None else TRUE
         self._analyses: dict[tuple[bool, frozenset[str]], _Layout] = {}
         self._constant: dict[bool, Bands] = {}
         names: frozenset[str] = frozenset()
         for default_positions in (True, False):
-            if self._mask is None:
-                self._constant[default_positions] = Bands(_table([_UNLIMITED]), _table([]))
-                continue
             layout = self._layout(default_positions, frozenset())
             names |= layout.analysis.params
             if layout.analysis.is_constant and not layout.varies:
@@ -90,8 +90,6 @@ class BoundsProgram:
         key = (default_positions, missing)
         found = self._analyses.get(key)
         if found is None:
-            if self._mask is None:
-                raise AssertionError("a program without a mask has constant bands")
             found = self._analyses[key] = _Layout(analyse(self._mask, default_positions, missing))
         return found
 
@@ -137,6 +135,8 @@ class _Layout:
         key = kind.tobytes()
         found = self._patterns.get(key)
         if found is None:
+            if len(self._patterns) >= MAX_PATTERNS:
+                self._patterns.clear()
             found = self._patterns[key] = self._boxes_of(kind.tolist())
         return found
 
@@ -208,10 +208,6 @@ def _mixed(edges: list[Ints], choices: list[list[Box]], which: Ints) -> Ints:
         some = [edge if edge is _WHOLE_LINE else edge[rows] for edge in edges]
         out[rows, : len(boxes)] = _gather(some, boxes, len(rows))
     return out
-
-
-def _table(bands: list[tuple[int, ...]]) -> Ints:
-    return np.array(bands, dtype=np.int64).reshape(1, len(bands), 6)
 
 
 def compile_bounds(program: Program) -> BoundsProgram:

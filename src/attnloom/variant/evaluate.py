@@ -12,6 +12,7 @@ import torch
 
 from attnloom.errors import ParamError
 from attnloom.variant.expr import Cast, Const, Dtype, Expr, Index, Op, ParamRef, Symbol, postorder
+from attnloom.variant.in_place import overwriting
 from attnloom.variant.ops import FLOAT_FUNCTIONS, ROUNDINGS
 
 Value = torch.Tensor | int | float
@@ -148,6 +149,8 @@ class Compiled:
             args = (table, *args)
         elif isinstance(node, Op):
             args = self._typed(node, args)
+            # results of operations are our own; leaves, conversions and elements may be views of the caller's
+            function = overwriting(node, lambda one: isinstance(one, Op) and uses[one] == 1, function)
         for arg in node.args:
             uses[arg] -= 1
             if uses[arg] == 0:
@@ -161,8 +164,9 @@ class Compiled:
         first = len(node.operands) - len(operands)
         tensors = [i for i, one in enumerate(operands, first) if not isinstance(one, Const)]
         wants_float = node.dtype is Dtype.FLOAT or (node.dtype is Dtype.BOOL and operands[0].dtype is not Dtype.BOOL)
-        if not tensors:  # torch.where(condition, number, number)
-            slot = self._new_slot(torch.tensor(self._template[args[-1]], dtype=self._torch_dtype(node.dtype)))
+        if not tensors:  # numbers only, which Python could not fold, or torch.where(condition, number, number)
+            dtype = node.dtype if node.name == "where" else operands[-1].dtype
+            slot = self._new_slot(torch.tensor(self._template[args[-1]], dtype=self._torch_dtype(dtype)))
             return (*args[:-1], slot)
         if node.dtype is Dtype.BOOL or not wants_float or any(node.operands[i].dtype is Dtype.FLOAT for i in tensors):
             return args

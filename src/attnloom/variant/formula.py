@@ -44,7 +44,7 @@ class Threshold:
         return terms, self.form.const, self.scale, self.strict, self.is_float, weights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Formula:
     """A node: kind is one of const, unknown, below, bit, not, and, or, xor.
 
@@ -57,6 +57,7 @@ class Formula:
     args: tuple[Formula, ...] = ()
 
 
+_LOGIC = ("and", "or", "xor", "not", "where")
 UNKNOWN = Formula("unknown")
 CONSTS = (Formula("const", 0), Formula("const", 1))
 
@@ -98,19 +99,27 @@ class _Analyser:
                 params |= parameters(expr)
         return Analysis(formula, self._cuts, self._bits, frozenset(params))
 
-    def _boolean(self, expr: Expr) -> Formula:
-        found = self._done.get(expr)
-        if found is None:
-            found = self._done[expr] = self._boolean_once(expr)
-        return found
+    def _boolean(self, root: Expr) -> Formula:
+        """The formula of a boolean expression; a loop, for masks may unite hundreds of parts."""
+        stack = [root]
+        while stack:
+            expr = stack[-1]
+            parts = expr.args if isinstance(expr, Op) and expr.name in _LOGIC else ()
+            waiting = [one for one in parts if one not in self._done]
+            if waiting:
+                stack.extend(reversed(waiting))
+                continue
+            stack.pop()
+            if expr not in self._done:
+                self._done[expr] = self._boolean_once(expr)
+        return self._done[root]
 
     def _boolean_once(self, expr: Expr) -> Formula:
         if isinstance(expr, Const):
             return CONSTS[bool(expr.value)]
-        if isinstance(expr, Op) and expr.name in ("and", "or", "xor", "not"):
-            return Formula(expr.name, args=tuple(self._boolean(one) for one in expr.operands))
-        if isinstance(expr, Op) and expr.name == "where":
-            return _choose(*(self._boolean(one) for one in expr.operands))
+        if isinstance(expr, Op) and expr.name in _LOGIC:
+            parts = tuple(self._done[one] for one in expr.operands)
+            return _choose(*parts) if expr.name == "where" else Formula(expr.name, args=parts)
         if isinstance(expr, Op) and expr.name in ("lt", "le", "eq", "ne"):
             a, b = expr.operands
             is_float = Dtype.FLOAT in (a.dtype, b.dtype)
@@ -132,6 +141,8 @@ class _Analyser:
         for atom in (*form.factors, *(form.weights if is_float else ())):
             if atom is not KV_POS and atom is not Q_POS and not is_uniform(atom, self._unknown):
                 return self._take_apart(name, form, is_float, splits, atom) if atom in form.factors else UNKNOWN
+        if is_float and not form.is_ordinary():
+            return UNKNOWN
         kv, q = form.factors.get(KV_POS, Fraction(0)), form.factors.get(Q_POS, Fraction(0))
         rest = form.without(KV_POS, Q_POS)
         if not kv and not q:

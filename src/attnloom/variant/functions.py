@@ -72,7 +72,7 @@ def _like(value: float | None) -> Builder:
     return full_like
 
 
-def _logarithm_of_sigmoid(input: Expr) -> Expr:
+def _log_sigmoid(input: Expr) -> Expr:
     negative = build.arithmetic("minimum", input, const(0.0))
     return build.arithmetic("sub", negative, build.elementwise("log1p", _exp_of_minus_abs(input)))
 
@@ -141,6 +141,7 @@ _ALIASES = {
     "clamp": ("clip",),
     "sigmoid": ("special_expit",),
     "trunc": ("fix",),
+    "log_sigmoid": ("logsigmoid",),
     "bitwise_not": ("invert",),
 }
 
@@ -185,7 +186,7 @@ def _table() -> dict[str, Builder]:
         "silu": _silu,
         "gelu": _gelu,
         "softplus": _softplus,
-        "logsigmoid": _logarithm_of_sigmoid,
+        "log_sigmoid": _log_sigmoid,
     }
     for name, others in _ALIASES.items():
         table |= dict.fromkeys(others, table[name])

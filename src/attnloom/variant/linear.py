@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from attnloom.variant.expr import Cast, Const, Dtype, Expr, Op, symbol
+from attnloom.variant.expr import Cast, Const, Dtype, Expr, Op, postorder, symbol
 
 KV_POS = symbol("kv_pos", Dtype.INT32)
 Q_POS = symbol("q_pos", Dtype.INT32)
 Q_IDX = symbol("q_idx", Dtype.INT32)
 QO_LEN = symbol("qo_len", Dtype.INT32)
 KV_LEN = symbol("kv_len", Dtype.INT32)
+SMALLEST, LARGEST = Fraction(1, 2**60), Fraction(2**60)
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Linear:
         """``factor * self``."""
         return Linear().plus(self, factor)
 
+    def is_ordinary(self) -> bool:
+        """Whether every constant is of a size that fp32 can add and multiply without overflow or underflow."""
+        sizes = (*self.weights.values(), *map(abs, self.factors.values()), self.const_weight, abs(self.const))
+        return all(size == 0 or SMALLEST <= size <= LARGEST for size in sizes)
+
     def without(self, *atoms: Expr) -> Linear:
         """The sum without these atoms, which still weigh as much."""
         factors = {atom: value for atom, value in self.factors.items() if atom not in atoms}
@@ -72,22 +78,23 @@ def linear(expr: Expr, default_positions: bool) -> Linear:
 
     With default positions ``q_idx`` is ``q_pos - kv_len + qo_len``.
     """
-    if isinstance(expr, Const) and math.isfinite(expr.value):
-        value = Fraction(expr.value)
-        return Linear(const=value, const_weight=abs(value))
-    if expr is Q_IDX and default_positions:
-        return atom(Q_POS).minus(atom(KV_LEN)).plus(atom(QO_LEN))
-    if isinstance(expr, Cast) and expr.arg.dtype.is_int and (expr.dtype.is_int or expr.dtype is Dtype.FLOAT):
-        return linear(expr.arg, default_positions)
-    if isinstance(expr, Op):
-        return _operation(expr, default_positions)
-    return atom(expr)
+    forms: dict[Expr, Linear] = {}
+    for node in postorder(expr):
+        if isinstance(node, Const) and math.isfinite(node.value):
+            value = Fraction(node.value)
+            forms[node] = Linear(const=value, const_weight=abs(value))
+        elif node is Q_IDX and default_positions:
+            forms[node] = atom(Q_POS).minus(atom(KV_LEN)).plus(atom(QO_LEN))
+        elif isinstance(node, Cast) and node.arg.dtype.is_int and (node.dtype.is_int or node.dtype is Dtype.FLOAT):
+            forms[node] = forms[node.arg]
+        elif isinstance(node, Op) and node.name in ("add", "sub", "neg", "mul", "div"):
+            forms[node] = _operation(node, [forms[one] for one in node.operands])
+        else:
+            forms[node] = atom(node)
+    return forms[expr]
 
 
-def _operation(expr: Op, default_positions: bool) -> Linear:
-    if expr.name not in ("add", "sub", "neg", "mul", "div"):
-        return atom(expr)
-    parts = [linear(one, default_positions) for one in expr.operands]
+def _operation(expr: Op, parts: list[Linear]) -> Linear:
     if expr.name == "neg":
         return parts[0].times(Fraction(-1))
     left, right = parts

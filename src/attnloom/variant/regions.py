@@ -26,15 +26,17 @@ def three_valued(formula: Formula, below: Below, bits: Sequence[int]) -> tuple[G
         below: per axis, per cut: (cell lies below the cut for sure, cell may lie below), shaped to broadcast.
         bits: FALSE, TRUE or UNKNOWN per uniform condition.
     """
-    done: dict[int, tuple[Grid, Grid]] = {}
-
-    def visit(node: Formula) -> tuple[Grid, Grid]:
-        found = done.get(id(node))
-        if found is None:
-            found = done[id(node)] = _value(node, [visit(arg) for arg in node.args], below, bits)
-        return found
-
-    return visit(formula)
+    done: dict[Formula, tuple[Grid, Grid]] = {}
+    stack = [formula]
+    while stack:
+        node = stack[-1]
+        waiting = [arg for arg in node.args if arg not in done]
+        if waiting:
+            stack.extend(waiting)
+            continue
+        stack.pop()
+        done[node] = _value(node, [done[arg] for arg in node.args], below, bits)
+    return done[formula]
 
 
 def _value(node: Formula, args: list[tuple[Grid, Grid]], below: Below, bits: Sequence[int]) -> tuple[Grid, Grid]:

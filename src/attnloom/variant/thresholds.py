@@ -22,6 +22,10 @@ ROUNDING = 2.0**-20
 """Bound of a float expression's relative error on a device: some operations in fp32, 2**-24 each."""
 EXACT_BELOW = 2.0**23
 """Whole numbers whose fp32 sums and differences are exact; multiples of a power of two likewise, scaled."""
+FINE = 64.0
+"""Parameters that are multiples of 1 / FINE count as exact."""
+LARGEST_SUM = 2.0**100
+"""Finite numbers above this may overflow in fp32 on the way."""
 LARGEST_GIVEN_POSITION = 2.0**24
 """Bound assumed of positions that a caller gives, in float comparisons."""
 
@@ -148,9 +152,10 @@ def _float_cut(cut: Threshold) -> Callable[[Batch], tuple[Any, ...]]:
 def _error(form: Linear) -> Getter:
     """Bound of a device's rounding of the whole comparison; 0 where fp32 adds exactly."""
     unit = math.lcm(form.const.denominator, *(weight.denominator for weight in form.weights.values()))
-    dyadic = unit & (unit - 1) == 0
+    dyadic = unit & (unit - 1) == 0 and unit < EXACT_BELOW
+    unit = unit if dyadic else 1
     const = float(form.const_weight)
-    positions = float(sum(weight for atom, weight in form.weights.items() if atom is KV_POS or atom is Q_POS))
+    positions = sum(float(weight) for atom, weight in form.weights.items() if atom is KV_POS or atom is Q_POS)
     terms = [
         (float(weight), getter(atom))
         for atom, weight in form.weights.items()
@@ -160,11 +165,14 @@ def _error(form: Linear) -> Getter:
     def error(batch: Batch) -> Any:
         longest = batch.qo_len + batch.kv_len if batch.default_positions else LARGEST_GIVEN_POSITION
         total: Any = const + positions * longest
-        whole: Any = dyadic
+        exact: Any = dyadic
+        finest: Any = unit
         for weight, value in terms:
             size = np.abs(np.asarray(value(batch), dtype=np.float64))
             total = total + weight * size
-            whole = whole & (np.floor(size) == size)
-        return np.where(whole & (total * unit < EXACT_BELOW), 0.0, total * ROUNDING)
+            exact = exact & (np.floor(size * FINE) == size * FINE)
+            finest = np.where(np.floor(size) == size, finest, unit * FINE)
+        rounding = np.where(exact & (total * finest < EXACT_BELOW), 0.0, total * ROUNDING)
+        return np.where(np.isfinite(total) & (total > LARGEST_SUM), math.nan, rounding)
 
     return error

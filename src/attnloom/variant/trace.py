@@ -38,6 +38,12 @@ _WHY_NOT = {
     ("sink", "logits"): "A sink is one logit per query head, neither scaled nor transformed",
 }
 
+_CALLED_ONCE = "A functor is called once, on symbols that stand for one element; use operators and torch functions"
+_INDEXED = (
+    'A table indexed with a symbol is declared, params={"table": tensor}, and taken as a parameter of the function: '
+    "table[symbol]"
+)
+
 
 def trace(slot: str, functor: Functor, params: Mapping[str, Param]) -> Expr:
     """The expression that `functor` computes.
@@ -61,7 +67,7 @@ def trace(slot: str, functor: Functor, params: Mapping[str, Param]) -> Expr:
         raise VariantError(
             where=raising_line(error.__traceback__) or place,
             reason=f"tracing the function raised {type(error).__name__}: {error}",
-            fix="A functor is called once, on symbols that stand for one element; use operators and torch functions",
+            fix=_INDEXED if isinstance(error, IndexError) else _CALLED_ONCE,
         ) from error
     if result is None:
         raise VariantError(where=place, reason="the function returned None", fix="Return the expression")

@@ -109,27 +109,49 @@ def varies(root: Expr) -> bool:
     return any(isinstance(node, Symbol) for node in postorder(root))
 
 
-def getter(expr: Expr) -> Getter:
-    """`expr` as a function of a batch: an int64, float64 or bool scalar, or ``[batch]``."""
-    if isinstance(expr, Const):
-        value = _host(expr.value, expr.dtype)
+def getter(root: Expr) -> Getter:
+    """`root` as a function of a batch: an int64, float64 or bool scalar, or ``[batch]``."""
+    if not root.args:
+        return _leaf(root)
+    place: dict[Expr, int] = {}
+    steps: list[tuple[Callable[..., Any], tuple[int, ...]]] = []
+    for node in postorder(root):
+        place[node] = len(steps)
+        steps.append((_step(node), tuple(place[arg] for arg in node.args)))
+
+    def value(batch: Batch) -> Any:
+        values: list[Any] = []
+        for step, args in steps:
+            values.append(step(batch, *[values[i] for i in args]))
+        return values[-1]
+
+    return value
+
+
+def _leaf(node: Expr) -> Getter:
+    if isinstance(node, Const):
+        value = _host(node.value, node.dtype)
         return lambda batch: value
-    if isinstance(expr, Symbol):
-        if expr.name == "batch":
-            return lambda batch: np.arange(len(batch.qo_len))
-        return operator.attrgetter(expr.name)
-    if isinstance(expr, ParamRef):
-        name, dtype = expr.name, expr.dtype
+    if isinstance(node, ParamRef):
+        name, dtype = node.name, node.dtype
         return lambda batch: _host(batch.params[name], dtype)
-    args = [getter(arg) for arg in expr.args]
-    if isinstance(expr, Index):
-        return lambda batch: _element(expr, batch, tuple(arg(batch) for arg in args))
-    if isinstance(expr, Cast):
-        return lambda batch: _host(args[0](batch), expr.dtype)
-    if not isinstance(expr, Op):  # pragma: no cover - every node kind is above
-        raise TypeError(f"unknown node {type(expr).__name__}")
-    function: Callable[..., Any] = _FUNCTIONS[expr.name]
-    return lambda batch: function(*[arg(batch) for arg in args])
+    if isinstance(node, Symbol):
+        if node.name == "batch":
+            return lambda batch: np.arange(len(batch.qo_len))
+        return operator.attrgetter(node.name)
+    raise TypeError(f"unknown leaf {type(node).__name__}")  # pragma: no cover - every leaf is above
+
+
+def _step(node: Expr) -> Callable[..., Any]:
+    """A node as a function of the batch and its operands' values."""
+    if isinstance(node, Index):
+        return lambda batch, *indices: _element(node, batch, indices)
+    if isinstance(node, Cast):
+        return lambda batch, value: _host(value, node.dtype)
+    if isinstance(node, Op):
+        function: Callable[..., Any] = _FUNCTIONS[node.name]
+        return lambda batch, *values: function(*values)
+    return _leaf(node)
 
 
 def _element(node: Index, batch: Batch, indices: tuple[Any, ...]) -> Any:

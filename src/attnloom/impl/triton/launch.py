@@ -37,7 +37,7 @@ def launch(plan: Plan, t: LaunchTensors, configs: tuple[ClassConfig, ...], *, in
             shared.parts[index],
             (work.items, work.item_segments, work.segments, work.work_indptr),
             shared.sequences,
-            (t.q_pos, t.kv_pos),
+            shared.positions,
             operands,
             t.spec.sm_scale,
             plan.levels[0].page_size,
@@ -64,7 +64,7 @@ def _merge(plan, t, configs, shared, functions, operands, interpreted):
             shared.parts[index],
             (plan.merges.entries, plan.merges.indptr, plan.merges.slots),
             shared.sequences,
-            (t.q_pos, t.kv_pos),
+            shared.positions,
             operands,
             plan.num_kv_heads,
             index,
@@ -83,15 +83,18 @@ class _Shared:
         self.k = (t.k, t.k.stride(0), t.k.stride(1), t.k.stride(2))
         self.v = (t.v, t.v.stride(0), t.v.stride(1), t.v.stride(2))
         self.out = (t.out, t.out.stride(0), t.out.stride(1))
-        self.lse = (t.lse, 0 if t.lse is None else t.lse.stride(0))
-        self.sequences = (plan.qo_indptr, plan.kv_indptr, view.kv_len, view.pages, view.page_start)
+        dummy = plan.qo_indptr
+        self.lse = (dummy, 0) if t.lse is None else (t.lse, t.lse.stride(0))
+        pages = dummy if view.pages is None else view.pages
+        self.sequences = (plan.qo_indptr, plan.kv_indptr, view.kv_len, pages, view.page_start)
+        self.positions = tuple(dummy if one is None else one for one in (t.q_pos, t.kv_pos))
         self.parts = _parts(plan, t)
 
 
 def _parts(plan: Plan, t: LaunchTensors) -> list[tuple[Any, Any]]:
     regions = layout([work.tile for work in plan.classes], t.spec.head_dim_vo).regions
     if t.workspace is None:
-        return [(None, None)] * len(regions)
+        return [(plan.qo_indptr, plan.qo_indptr)] * len(regions)
     parts = []
     for region in regions:
         rows = region.num_slots * region.tile_q
@@ -151,6 +154,7 @@ def kernel_config(plan: Plan, t: LaunchTensors, config: ClassConfig, *, interpre
         GUARD=program.logits is not None,
         HAS_Q_POS=t.q_pos is not None,
         HAS_KV_POS=t.kv_pos is not None,
+        HAS_LSE=t.lse is not None,
         UPCAST=interpreted or spec.dtype == torch.float32,
         RAW=t.raw_state,
     )

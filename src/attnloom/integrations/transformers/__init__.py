@@ -47,7 +47,9 @@ def enable(
 
     `generate()` and continuous batching (`generate_batch`, `ContinuousBatchingManager`) then plan once a
     step for each distinct (variant, cache group) and run every layer on that plan. CUDA graphs of continuous
-    batching are kept off, because plans are made on the host. Undo with `model.set_attn_implementation("sdpa")`.
+    batching are kept off, because plans are made on the host. What only a step shows and is refused there (dropout,
+    masks of other kinds) raises from `generate()`; `generate_batch` runs its steps in a thread, where transformers
+    logs the error and puts it into every result's `error`. Undo with `model.set_attn_implementation("sdpa")`.
 
     Args:
         model: a `transformers.PreTrainedModel` that takes its attention from `AttentionInterface`.

@@ -34,6 +34,8 @@ def install(attention: Callable[..., Any], attention_mask: Callable[..., Any]) -
     interface = _require()
     from transformers import AttentionInterface, AttentionMaskInterface
 
+    # plans are made on the host, step by step: a compiled model leaves its graph for them
+    attention, attention_mask = torch.compiler.disable(attention), torch.compiler.disable(attention_mask)
     AttentionMaskInterface.register(NAME, attention_mask)
     _patch_lazy_imports()
     _patch_manager()
@@ -166,7 +168,6 @@ def _patch_modern_update() -> None:
 
     original = PagedAttentionCache.update
 
-    @torch.compiler.disable
     @functools.wraps(original)
     def update(
         self: Any, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, kwargs: dict[str, Any]
@@ -190,7 +191,7 @@ def _patch_modern_update() -> None:
         )
         return states
 
-    PagedAttentionCache.update = update
+    PagedAttentionCache.update = torch.compiler.disable(update)
 
 
 def _slots(read_index: list[torch.Tensor], write_index: list[torch.Tensor], group: int) -> torch.Tensor:

@@ -21,7 +21,6 @@ from attnloom.integrations.transformers.session import LayerKey, PlanInputs, Ste
 _REFUSED = ("position_bias", "alibi", "attention_bias", "head_mask", "block_table", "block_indices")
 
 
-@torch.compiler.disable
 def attention(
     module: torch.nn.Module,
     query: torch.Tensor,

@@ -34,7 +34,6 @@ class Padding:
     operand: torch.Tensor | None
 
 
-@torch.compiler.disable
 def attention_mask(
     batch_size: int,
     q_length: int,

@@ -17,9 +17,11 @@ from attnloom.kernels.triton.softmax import LOG2E, NEG_INF, close_softmax, dot, 
 def raw_scores(q, k_ptr, offsets, cfg: tl.constexpr):
     """q · k of one kv tile, fp32 [TILE_Q, TILE_KV]."""
     q0, q1 = q
-    every = tl.full([cfg.TILE_KV], True, tl.int1)
+    ROWS: tl.constexpr = cfg.TILE_Q
+    KEYS: tl.constexpr = cfg.TILE_KV
+    every = tl.full([KEYS], True, tl.int1)
     k0 = load_rows(k_ptr + offsets, 0, every, cfg.K0, cfg.DIM_QK)
-    scores = dot(q0, tl.trans(k0), tl.zeros([cfg.TILE_Q, cfg.TILE_KV], tl.float32), cfg.UPCAST)
+    scores = dot(q0, tl.trans(k0), tl.zeros([ROWS, KEYS], tl.float32), cfg.UPCAST)
     if cfg.K1 > 0:
         k1 = load_rows(k_ptr + offsets, cfg.K0, every, cfg.K1, cfg.DIM_QK)
         scores = dot(q1, tl.trans(k1), scores, cfg.UPCAST)
@@ -58,6 +60,7 @@ def visit_tile(state, q, tile_begin, caches, table, rows, kv, operands, LOGITS: 
     k_ptr, v_ptr, k_page, k_token, v_page, v_token = caches
     kv_len, sm_scale, kv_pos_ptr = kv
     TAIL: tl.constexpr = not FULL
+    KEYS: tl.constexpr = cfg.TILE_KV
     k_rows = row_offsets(tile_begin, kv_len, table, k_page, k_token, cfg.TILE_KV, cfg.PAGED, cfg.PAGE_SIZE, TAIL)
     scores = raw_scores(q, k_ptr, k_rows, cfg)
     scores = functors(scores, tile_begin, kv, rows, operands, LOGITS, MASK, cfg, FULL)
@@ -73,7 +76,7 @@ def visit_tile(state, q, tile_begin, caches, table, rows, kv, operands, LOGITS: 
     else:
         v_rows = row_offsets(tile_begin, kv_len, table, v_page, v_token, cfg.TILE_KV, cfg.PAGED, cfg.PAGE_SIZE, TAIL)
     # rows past kv_len are zero, not merely weightless: 0 times what lies there could be NaN
-    exists = tile_begin + tl.arange(0, cfg.TILE_KV) < kv_len if TAIL else tl.full([cfg.TILE_KV], True, tl.int1)
+    exists = tile_begin + tl.arange(0, KEYS) < kv_len if TAIL else tl.full([KEYS], True, tl.int1)
     v0 = load_rows(v_ptr + v_rows, 0, exists, cfg.V0, cfg.DIM_VO)
     acc0 = dot(weights.to(v0.dtype), v0, acc0, cfg.UPCAST)
     if cfg.V1 > 0:
@@ -85,9 +88,12 @@ def visit_tile(state, q, tile_begin, caches, table, rows, kv, operands, LOGITS: 
 @triton.jit
 def empty_state(cfg: tl.constexpr):
     """(acc0, acc1, row_max, row_sum) before any key."""
-    acc0 = tl.zeros([cfg.TILE_Q, cfg.V0], tl.float32)
-    acc1 = tl.zeros([cfg.TILE_Q, cfg.V1 if cfg.V1 > 0 else 1], tl.float32)
-    return acc0, acc1, tl.full([cfg.TILE_Q], NEG_INF, tl.float32), tl.zeros([cfg.TILE_Q], tl.float32)
+    ROWS: tl.constexpr = cfg.TILE_Q
+    WIDTH0: tl.constexpr = cfg.V0
+    WIDTH1: tl.constexpr = cfg.V1 if cfg.V1 > 0 else 1
+    acc0 = tl.zeros([ROWS, WIDTH0], tl.float32)
+    acc1 = tl.zeros([ROWS, WIDTH1], tl.float32)
+    return acc0, acc1, tl.full([ROWS], NEG_INF, tl.float32), tl.zeros([ROWS], tl.float32)
 
 
 @triton.jit
@@ -96,11 +102,11 @@ def attention_kernel(
     k_tensor,  # (pointer, page stride, token stride, head stride)
     v_tensor,
     out_tensor,  # (pointer, row stride, head stride)
-    lse_tensor,  # (pointer or None, row stride)
+    lse_tensor,  # (pointer, row stride)
     parts,  # (out, lse) of this class in the workspace
     work,  # (items, item_segments, segments, work_indptr)
-    sequences,  # (qo_indptr, kv_indptr, kv_len, pages or None, page_start)
-    positions,  # (q_pos or None, kv_pos or None)
+    sequences,  # (qo_indptr, kv_indptr, kv_len, pages, page_start)
+    positions,  # (q_pos, kv_pos)
     operands,  # the variant's, flat
     sm_scale,
     page_size,
@@ -140,8 +146,7 @@ def attention_kernel(
         head = kv_head.to(tl.int64)
         caches = (k_ptr + head * k_stride_head, v_ptr + head * v_stride_head, k_page, k_token, v_page, v_token)
         table = (pages_ptr, tl.load(page_start_ptr + request), page_size)
-        kv_pos_base = kv_pos_ptr + tl.load(kv_indptr_ptr + request) if cfg.HAS_KV_POS else kv_pos_ptr
-        kv = (kv_len, sm_scale, kv_pos_base)
+        kv = (kv_len, sm_scale, kv_pos_ptr + tl.load(kv_indptr_ptr + request))
         acc0, acc1, row_max, row_sum = empty_state(cfg)
         first = tl.load(item_segments_ptr + item * 2)
         for segment in range(first, first + tl.load(item_segments_ptr + item * 2 + 1)):

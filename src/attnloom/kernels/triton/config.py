@@ -16,6 +16,7 @@ class KernelConfig:
     SOFTMAX, FOLD             softmax or plain weights; FOLD: scale enters the exponent (no logits functor, scale > 0)
     GUARD                     a full tile may still hold -inf logits (a logits functor may return it)
     HAS_Q_POS, HAS_KV_POS     positions are given as arrays
+    HAS_LSE                   lse is written; pointers that a flag leaves out are dummies
     UPCAST                    operands of products go to fp32 first
     RAW                       the state of pure softmax is asked for: no sink, no output_transform
     """
@@ -38,5 +39,6 @@ class KernelConfig:
     GUARD: bool
     HAS_Q_POS: bool
     HAS_KV_POS: bool
+    HAS_LSE: bool
     UPCAST: bool
     RAW: bool

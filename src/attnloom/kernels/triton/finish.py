@@ -32,7 +32,7 @@ def write_final(acc, lse, tensors, strides, q_row, qo_head, inside, cfg: tl.cons
     store_rows(base, acc0, 0, inside, cfg.DIM_VO)
     if cfg.V1 > 0:
         store_rows(base, acc1, cfg.V0, inside, cfg.DIM_VO)
-    if lse_ptr is not None:
+    if cfg.HAS_LSE:
         tl.store(lse_ptr + q_row * stride_lse + qo_head, lse, mask=inside)
 
 

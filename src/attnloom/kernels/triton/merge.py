@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from attnloom.kernels.triton.attention import empty_state
 from attnloom.kernels.triton.finish import finish_rows, write_final
 from attnloom.kernels.triton.rows import load_rows, packed_rows, row_positions
 from attnloom.kernels.triton.softmax import LN2, LOG2E, NEG_INF
@@ -28,10 +29,10 @@ def add_state(acc, top, total, part, part_lse, cfg: tl.constexpr):
 @triton.jit
 def merge_kernel(
     out_tensor,  # (pointer, row stride, head stride)
-    lse_tensor,  # (pointer or None, row stride)
+    lse_tensor,  # (pointer, row stride)
     parts,  # (out, lse) of the class that the entry's slots belong to
     merges,  # (entries, indptr, slots)
-    sequences,  # (qo_indptr, kv_indptr, kv_len, pages or None, page_start)
+    sequences,  # (qo_indptr, kv_indptr, kv_len, pages, page_start)
     positions,
     operands,
     num_kv_heads,
@@ -56,10 +57,7 @@ def merge_kernel(
     if mine:
         request = tl.load(at)
         inside, q_idx, head_in_group = packed_rows(tl.load(at + 1), tl.load(at + 2), cfg.TILE_Q, cfg.GROUP)
-        acc0 = tl.zeros([cfg.TILE_Q, cfg.V0], tl.float32)
-        acc1 = tl.zeros([cfg.TILE_Q, cfg.V1 if cfg.V1 > 0 else 1], tl.float32)
-        top = tl.full([cfg.TILE_Q], NEG_INF, tl.float32)
-        total = tl.zeros([cfg.TILE_Q], tl.float32)
+        acc0, acc1, top, total = empty_state(cfg)
         part_out, part_lse = parts
         for index in range(first, last):
             slot = tl.load(slots_ptr + index * 2 + 1)

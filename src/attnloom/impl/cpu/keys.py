@@ -1,0 +1,153 @@
+"""Keys and values of a unit as matrices [heads, keys, dim] in fp32, read through the page view.
+
+A range that lies in one page (or in ragged KV) is a view of the cache. Whether a range is copied depends on
+the page size and the range alone, never on where the pages lie: the same numbers meet in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from attnloom.impl.cpu.scratch import SCRATCH
+from attnloom.schedule.work import PageView
+
+PANEL = 1 << 22  # elements gathered at once for all tiles of a unit
+CHUNK = 1 << 20  # elements gathered at once where every tile gathers for itself
+
+
+@dataclass(frozen=True)
+class Range:
+    """Keys [begin, end) of one request for kv heads [first_head, last_head)."""
+
+    request: int
+    begin: int
+    end: int
+    first_head: int
+    last_head: int
+
+
+class Pages:
+    """Where the keys of each request lie: the page view, on the host."""
+
+    def __init__(self, view: PageView) -> None:
+        self.size = view.page_size
+        self._pages = view.pages
+        self._start: list[int] = view.page_start.tolist()
+        self._offset = torch.arange(view.page_size, device="cpu")
+
+    def single(self, r: Range) -> tuple[int, int, bool] | None:
+        """(page, first slot in it, ragged) where the range lies in one page or in ragged rows."""
+        start = self._start[r.request]
+        if self._pages is None:
+            return start + r.begin, 0, True
+        first = r.begin // self.size
+        if (r.end - 1) // self.size != first:
+            return None
+        return int(self._pages[start + first]), r.begin - first * self.size, False
+
+    def slots(self, r: Range, page_stride: int, slot_stride: int) -> torch.Tensor:
+        """int64 [keys]: page * page_stride + offset * slot_stride of every key."""
+        table = self._pages
+        if table is None:
+            raise RuntimeError("ragged keys are rows of one range: they are never gathered")
+        start, first, last = self._start[r.request], r.begin // self.size, -(-r.end // self.size)
+        pages = table[start + first : start + last].long() * page_stride
+        if self.size == 1:
+            return pages
+        inside = r.begin - first * self.size
+        return (pages[:, None] + self._offset * slot_stride).flatten()[inside : inside + r.end - r.begin]
+
+
+class Cache:
+    """The k or the v tensor of a launch, [pages, page_size, heads, dim]."""
+
+    def __init__(self, name: str, tensor: torch.Tensor, pages: Pages) -> None:
+        self._name = name
+        self._tensor = tensor
+        self._pages = pages
+        self._convert = tensor.dtype != torch.float32
+        self.dim = tensor.shape[-1]
+        self._by_head = tensor.stride(2) > tensor.stride(1)  # keys of a head are neighbours
+
+    def read(self, r: Range) -> torch.Tensor:
+        """[heads, keys, dim] in fp32, a view of the cache or of scratch memory that the next read overwrites."""
+        single = self._pages.single(r)
+        heads, keys = r.last_head - r.first_head, r.end - r.begin
+        if single is not None:
+            page, slot, ragged = single
+            if ragged:
+                view = self._tensor[page : page + keys, 0, r.first_head : r.last_head]
+            else:
+                view = self._tensor[page, slot : slot + keys, r.first_head : r.last_head]
+            return self._converted(view.transpose(0, 1), self._by_head) if self._convert else view.transpose(0, 1)
+        return self._gather(r, heads, keys)
+
+    def copies(self, r: Range) -> bool:
+        """Whether `read` copies the range."""
+        return self._convert or self._pages.single(r) is None
+
+    def _converted(self, view: torch.Tensor, by_head: bool) -> torch.Tensor:
+        """fp32 copy of [heads, keys, dim] in the order in which the memory lies."""
+        heads, keys, dim = view.shape
+        if by_head:
+            return SCRATCH.take(self._name, (heads, keys, dim)).copy_(view)
+        return SCRATCH.take(self._name, (keys, heads, dim)).copy_(view.transpose(0, 1)).transpose(0, 1)
+
+    def _gather(self, r: Range, heads: int, keys: int) -> torch.Tensor:
+        """Copy rows of a two-dimensional view of the cache whose rows start at every multiple of a common stride."""
+        cache = self._tensor
+        page, slot, head = cache.stride()[:3]
+        joined = heads == 1 or head == self.dim  # the heads of a token are one row
+        step = math.gcd(page, slot) if joined else math.gcd(page, slot, head)
+        step = step or 1
+        index = self._pages.slots(r, page // step, slot // step)
+        width, last = heads * self.dim, (cache.shape[0] - 1) * page + (cache.shape[1] - 1) * slot
+        if not joined:
+            width, last = self.dim, last + (heads - 1) * head
+            by_head = torch.arange(heads, device="cpu") * (head // step)
+            index = (by_head[:, None] + index).flatten()
+        base = cache.storage_offset() + r.first_head * head
+        rows = cache.as_strided((last // step + 1, width), (step, 1), base)
+        shape = (keys, heads, self.dim) if joined else (heads, keys, self.dim)
+        flat = (index.shape[0], width)
+        if self._convert:
+            gathered = SCRATCH.take(self._name, flat, cache.dtype)
+            torch.index_select(rows, 0, index, out=gathered)
+            found = SCRATCH.take(self._name, flat).copy_(gathered).view(shape)
+        else:
+            found = SCRATCH.take(self._name, flat)
+            torch.index_select(rows, 0, index, out=found)
+            found = found.view(shape)
+        return found.transpose(0, 1) if joined else found
+
+
+class Panel:
+    """Keys and values of one unit: gathered once for all its tiles where they fit, else chunk by chunk."""
+
+    def __init__(self, k: Cache, v: Cache, hull: Range, many: bool) -> None:
+        self._caches = k, v
+        self._hull = hull
+        self._held: tuple[torch.Tensor, torch.Tensor] | None = None
+        elements = (hull.end - hull.begin) * (hull.last_head - hull.first_head) * max(k.dim, v.dim)
+        self.copies = hull.end > hull.begin and (k.copies(hull) or v.copies(hull))
+        if self.copies and many and elements <= PANEL:
+            self._held = k.read(hull), v.read(hull)
+            self.copies = False
+
+    def keys(self, begin: int, end: int) -> torch.Tensor:
+        """[heads, end - begin, dim] of k."""
+        return self._part(0, begin, end)
+
+    def values(self, begin: int, end: int) -> torch.Tensor:
+        """[heads, end - begin, dim] of v."""
+        return self._part(1, begin, end)
+
+    def _part(self, which: int, begin: int, end: int) -> torch.Tensor:
+        hull = self._hull
+        if self._held is not None:
+            return self._held[which][:, begin - hull.begin : end - hull.begin]
+        r = Range(hull.request, begin, end, hull.first_head, hull.last_head)
+        return self._caches[which].read(r)

@@ -1,0 +1,1 @@
+"""Tools for testing attention: poisoned inputs, derived tolerances, named workloads."""

@@ -1,0 +1,160 @@
+"""torch.compile: one graph for many objects, plans and lengths; eager calls never enter the operator."""
+
+import shutil
+
+import oracle
+import pytest
+import torch
+from harness import compare, expect
+from torch._dynamo.utils import counters
+
+import attnloom as al
+from attnloom.api import operator
+from attnloom.testing.inputs import Heads, Placement, Sequences, random_sequences
+
+HEADS = Heads.of(4, 2, 32, torch.float32)
+# No row count equals a head count, dim or page count: torch would take equal sizes of the first call for one size.
+LENGTHS = (([1, 6], [30, 7]), ([1, 8, 2], [64, 8, 130]), ([40], [40]))
+
+
+def engines(runner, count: int, variant: al.Variant) -> list[al.BatchAttention]:
+    return [runner.attention(HEADS, page_size=16, variant=variant) for _ in range(count)]
+
+
+def test_twelve_objects_and_three_plans_are_one_graph(runner):
+    """As a model with an engine object per layer: fullgraph, dynamic shapes, the default compiler."""
+    assert shutil.which("g++"), "the default compiler of torch needs a C++ compiler"
+    torch._dynamo.reset()
+    counters.clear()
+    objects = engines(runner, 12, al.variants.causal())
+
+    def layer(attn, q, k, v):
+        return attn.run(q * 2, k, v) * 2
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True)
+    for qo, kv in LENGTHS:
+        sequences = random_sequences(qo, kv, HEADS)
+        batch = runner.place(sequences, Placement())
+        for attn in objects:
+            attn.plan(batch.qo_indptr, batch.kv)
+            with torch.no_grad():
+                given = compiled(attn, batch.q, *batch.caches)
+            assert torch.equal(given, layer(attn, batch.q, *batch.caches))
+        doubled = Sequences(HEADS, tuple(q * 2 for q in sequences.q), sequences.k, sequences.v)
+        compare(batch, given / 2, None, expect(runner.place(doubled, Placement()), oracle.causal()))
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["recompiles"]
+    assert not counters["graph_break"]
+    assert counters["inductor"], "inductor did not compile"
+
+
+class Layer(torch.nn.Module):
+    """As models hold it: the engine is an attribute of each layer."""
+
+    def __init__(self, attn: al.BatchAttention) -> None:
+        super().__init__()
+        self.attn = attn
+
+    def forward(self, q, k, v):
+        return q + self.attn.run(q, k, v)
+
+
+@pytest.mark.parametrize("scope", ["each layer", "the model"])
+def test_engines_inside_modules_are_one_graph_too(runner, scope):
+    torch._dynamo.reset()
+    counters.clear()
+    layers = [Layer(attn) for attn in engines(runner, 12, al.variants.causal())]
+
+    def forward(q, k, v):
+        for layer in layers:
+            q = layer(q, k, v)
+        return q
+
+    options = {"fullgraph": True, "dynamic": True, "backend": "aot_eager"}
+    compiled = torch.compile(forward, **options) if scope == "the model" else forward
+    for qo, kv in LENGTHS:
+        batch = runner.place(random_sequences(qo, kv, HEADS), Placement())
+        for layer in layers:
+            layer.attn.plan(batch.qo_indptr, batch.kv)
+        wanted = forward(batch.q, *batch.caches)
+        if scope == "each layer":
+            for layer in layers:
+                layer.compile(**options)
+        with torch.no_grad():
+            assert torch.equal(compiled(batch.q, *batch.caches), wanted)
+        for layer in layers:
+            layer._compiled_call_impl = None
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["recompiles"]
+
+
+def test_operands_lse_and_states_pass_through_a_graph(runner):
+    """params at run, return_lse, return_state, out=: equal to eager."""
+    torch._dynamo.reset()
+    attn = runner.attention(HEADS, page_size=16, variant=al.variants.causal() & al.variants.sinks())
+    batch = runner.place(random_sequences([1, 5, 2], [64, 5, 130], HEADS), Placement())
+    [name] = attn.variant.params
+    attn.plan(batch.qo_indptr, batch.kv)
+
+    def layer(q, k, v, sinks, out):
+        plain = attn.run(q, k, v, params={name: sinks})
+        both = attn.run(q, k, v, params={name: sinks}, return_lse=True)
+        state = attn.run(q, k, v, params={name: sinks}, return_state=True)
+        written = attn.run(q, k, v, params={name: sinks}, out=out)
+        return plain, *both, *state, written
+
+    values = torch.tensor([-1.0, 0.0, 2.0, 3.0], device=runner.device)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True)
+    out = torch.full_like(batch.q, float("nan"))
+    given = compiled(batch.q, *batch.caches, values, out)
+    wanted = layer(batch.q, *batch.caches, values, torch.empty_like(out))
+    assert len(given) == len(wanted) == 6
+    assert all(torch.equal(a, b) for a, b in zip(given, wanted, strict=True))
+    assert torch.equal(out, wanted[0])
+    compare(batch, given[1], given[2], expect(batch, oracle.causal() & oracle.sinks(values.cpu())))
+
+
+def test_the_fake_kernel_agrees_with_the_real_one(runner):
+    """Shapes, strides and dtypes, for every kind of result."""
+    heads = Heads(4, 2, 64, 32)
+    batch = runner.place(random_sequences([3, 1], [9, 40], heads), Placement(q_padding=2))
+    attn = runner.for_batch(batch)
+    attn.plan(batch.qo_indptr, batch.kv)
+    for with_lse in (True, False):
+        for raw in (True, False):
+            torch.library.opcheck(
+                torch.ops.attnloom.run.default,
+                (attn._handle, batch.q, *batch.caches),
+                {"names": [], "values": [], "with_lse": with_lse, "raw": raw},
+                test_utils=("test_schema", "test_faketensor"),
+            )
+
+
+def test_eager_calls_bypass_the_operator(runner, monkeypatch):
+    batch = runner.place(random_sequences([3, 1], [9, 40], HEADS), Placement())
+    attn = runner.for_batch(batch)
+    attn.plan(batch.qo_indptr, batch.kv)
+
+    def entered(*args, **kwargs):
+        raise AssertionError("an eager call entered the operator")
+
+    monkeypatch.setattr(operator, "traced_run", entered)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        attn.run(batch.q, *batch.caches)
+    assert not [e for e in profile.key_averages() if "attnloom" in e.key]
+
+
+@pytest.mark.parametrize("wrong", ["rows", "dtype"])
+def test_errors_reach_the_caller_of_a_graph(runner, wrong):
+    torch._dynamo.reset()
+    batch = runner.place(random_sequences([3, 1], [9, 40], HEADS), Placement())
+    attn = runner.for_batch(batch)
+    attn.plan(batch.qo_indptr, batch.kv)
+
+    def layer(q, k, v):
+        return attn.run(q, k, v) * 2
+
+    q = batch.q[:-1] if wrong == "rows" else batch.q.half()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    with pytest.raises(al.errors.AttnLoomError, match="q"):
+        compiled(q, *batch.caches)

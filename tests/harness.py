@@ -1,0 +1,239 @@
+"""What the case tests share: implementations as a parameter, placements, variants in pairs, and the check."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import oracle
+import pytest
+import torch
+from oracle import Functors, Request
+from variant_pairs import VARIANTS, Pair
+
+import attnloom as al
+from attnloom.testing.inputs import Batch, Heads, Placement, Sequences, place
+from attnloom.testing.poison import dirty_bytes_, guarded
+from attnloom.testing.tolerance import State, assert_state_close
+
+# Both tile classes with and without splits, and the merges of many parts.
+NUM_CTAS = (1, 7, 132)
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+# Every storage, layout and arrangement at least once; page sizes of one token, odd, usual and large.
+PLACEMENTS = (
+    Placement("csr", 16, "NHD"),
+    Placement("csr", 5, "HND", "interleaved"),
+    Placement("table", 1, "NHD", "layers"),
+    Placement("table", 64, "HND", "packed"),
+    Placement("ragged", kv_layout="NHD", arrangement="padded"),
+    Placement("ragged", kv_layout="HND", arrangement="mixed"),
+)
+
+# What the runs of the suite met, for the assertion at its end.
+OBSERVED: collections.Counter[str] = collections.Counter()
+
+
+def placement_id(placement: Placement) -> str:
+    return f"{placement.storage}{placement.page_size}-{placement.kv_layout}-{placement.arrangement}"
+
+
+def dtype_id(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+each_placement = pytest.mark.parametrize("placement", PLACEMENTS, ids=placement_id)
+
+
+def crossed(name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
+    """Every value of `name` with every placement; the dtypes take turns, so that each meets each of both."""
+    combinations = [
+        pytest.param(value, placement, DTYPES[(i + j) % 3], id=f"{value}-{placement_id(placement)}")
+        for i, value in enumerate(values)
+        for j, placement in enumerate(PLACEMENTS)
+    ]
+    return pytest.mark.parametrize((name, "placement", "dtype"), combinations)
+
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+
+
+@dataclasses.dataclass(frozen=True)
+class Runner:
+    """One implementation on one device: a column of the table of cases."""
+
+    implementation: str
+    device: str = "cpu"
+
+    def attention(self, heads: Heads, **options: Any) -> al.BatchAttention:
+        """An engine for `heads`, or a skip that gives the implementation's own reasons."""
+        try:
+            return al.BatchAttention(
+                num_qo_heads=heads.num_qo,
+                num_kv_heads=heads.num_kv,
+                head_dim=heads.dim_qk,
+                head_dim_vo=heads.dim_vo,
+                dtype=heads.dtype,
+                device=self.device,
+                implementation=self.implementation,
+                **options,
+            )
+        except al.errors.UnsupportedSpec as refusal:
+            pytest.skip(str(refusal))
+
+    def for_batch(self, batch: Batch, **options: Any) -> al.BatchAttention:
+        """An engine for the heads, page size and layout of `batch`."""
+        paged = batch.placement.storage != "ragged"
+        options.setdefault("page_size", batch.placement.page_size if paged else None)
+        return self.attention(batch.sequences.heads, kv_layout=batch.placement.kv_layout, **options)
+
+    def place(self, sequences: Sequences, placement: Placement) -> Batch:
+        """The sequences in a fresh poisoned pool on this device."""
+        return place(sequences, placement, self.device)
+
+    def pair(self, name: str, sequences: Sequences) -> Pair:
+        """A variant of `VARIANTS` for these sequences."""
+        return VARIANTS[name](sequences, self.device)
+
+
+@dataclasses.dataclass(frozen=True)
+class Positions:
+    """Positions given at plan, packed over the batch."""
+
+    q_pos: torch.Tensor | None = None
+    kv_pos: torch.Tensor | None = None
+
+
+def requests_of(batch: Batch, positions: Positions = Positions()) -> list[Request]:
+    """The oracle's view of a batch: K and V gathered through the page table."""
+    out, q_start, kv_start = [], 0, 0
+    for i, (qo, kv) in enumerate(zip(batch.sequences.qo_len, batch.sequences.kv_len, strict=True)):
+        k, v = (x.cpu() for x in batch.keys(i))
+        q_pos = None if positions.q_pos is None else positions.q_pos[q_start : q_start + qo]
+        kv_pos = None if positions.kv_pos is None else positions.kv_pos[kv_start : kv_start + kv]
+        out.append(Request(batch.q[batch.rows(i)].cpu(), k, v, i, q_pos, kv_pos))
+        q_start, kv_start = q_start + qo, kv_start + kv
+    return out
+
+
+def default_scale(batch: Batch) -> float:
+    return batch.sequences.heads.dim_qk**-0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """Exact results and the low-precision model's, request by request."""
+
+    exact: list[State]
+    model: list[State]
+
+
+def expect(
+    batch: Batch,
+    functors: Functors,
+    *,
+    sm_scale: float | None = None,
+    positions: Positions = Positions(),
+    out_dtype: torch.dtype | None = None,
+) -> Expected:
+    scale = default_scale(batch) if sm_scale is None else sm_scale
+    exact, model = [], []
+    for request in requests_of(batch, positions):
+        result = oracle.attend(request, functors, scale)
+        exact.append(State(result.out, result.lse))
+        result = oracle.model(request, functors, scale, out_dtype)
+        model.append(State(result.out, result.lse))
+    return Expected(exact, model)
+
+
+def compare(batch: Batch, out: torch.Tensor, lse: torch.Tensor | None, expected: Expected, name: str = "") -> None:
+    """Within the derived tolerance: over the batch in float32, in low precision request by request.
+
+    A long request's small outputs would pass within the rounding of a short one's large outputs, so low precision
+    is held to more than the rule. In float32 the model's error over one small request is a matter of luck.
+    """
+    out, lse = out.cpu(), None if lse is None else lse.cpu()
+    if out.dtype == torch.float32 and expected.exact:
+        rows = slice(0, batch.total_q)
+        given = State(out[rows], None if lse is None else lse[rows])
+        assert_state_close(given, together(expected.exact), together(expected.model), name)
+        return
+    for i, (exact, model) in enumerate(zip(expected.exact, expected.model, strict=True)):
+        rows = batch.rows(i)
+        given = State(out[rows], None if lse is None else lse[rows])
+        assert_state_close(given, exact, model, f"{name}request {i} ")
+
+
+def together(states: list[State]) -> State:
+    """The states of a batch's requests as one."""
+    softmax = states[0].lse is not None
+    return State(torch.cat([s.out for s in states]), torch.cat([s.lse for s in states]) if softmax else None)
+
+
+def run(
+    attn: al.BatchAttention, batch: Batch, *, return_lse: bool = True, params: Mapping[str, Any] | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`run` into dirty guarded buffers; checks that nothing else was written."""
+    heads, rows = batch.sequences.heads, batch.q.shape[0]
+    out = guarded((rows, heads.num_qo, heads.dim_vo), heads.dtype, batch.q.device)
+    lse = guarded((rows, heads.num_qo), torch.float32, batch.q.device)
+    buffers = {"out": out.tensor, "lse": lse.tensor} if return_lse else {"out": out.tensor}
+    result = attn.run(batch.q, *batch.caches, params=params, return_lse=return_lse, **buffers)
+    given = result[0] if return_lse else result
+    assert given.data_ptr() == out.tensor.data_ptr() or not given.numel()
+    assert out.intact()
+    assert lse.intact()
+    assert out.tensor[batch.total_q :].isnan().all(), "a row past the plan was written"
+    assert lse.tensor[batch.total_q :].isnan().all(), "an lse row past the plan was written"
+    return out.tensor, lse.tensor if return_lse else None
+
+
+def check(
+    runner: Runner,
+    batch: Batch,
+    pair: Pair | None = None,
+    *,
+    num_ctas: Sequence[int] = NUM_CTAS,
+    sm_scale: float | None = None,
+    positions: Positions = Positions(),
+    expected: Expected | None = None,
+) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Run `batch` at every `num_ctas` and compare each result with the oracle; returns the results."""
+    pair = pair or Pair(None, Functors())
+    if expected is None:
+        expected = expect(batch, pair.functors, sm_scale=sm_scale, positions=positions)
+    attn = runner.for_batch(batch, variant=pair.variant, sm_scale=sm_scale)
+    results = []
+    for count in num_ctas:
+        attn.plan(
+            batch.qo_indptr,
+            batch.kv,
+            params=pair.plan_params,
+            num_ctas=count,
+            q_pos=positions.q_pos,
+            kv_pos=positions.kv_pos,
+        )
+        observe(attn, count)
+        out, lse = run(attn, batch, return_lse=pair.functors.use_softmax, params=pair.run_params)
+        compare(batch, out, lse, expected, f"num_ctas {count} ")
+        results.append((out, lse))
+    return results
+
+
+def observe(attn: al.BatchAttention, num_ctas: int) -> None:
+    """Count what a plan contains."""
+    plan = attn.current_plan
+    used = [c for c in plan.classes if c.num_items]
+    for each in used:
+        OBSERVED[f"{attn.implementation} class {each.tile.tile_q}"] += 1
+        OBSERVED[f"{attn.implementation} splits"] += int((each.items[:, 7] >= 0).sum())
+    OBSERVED[f"{attn.implementation} both classes in one plan"] += len(used) > 1
+    OBSERVED[f"{attn.implementation} merges"] += plan.merges.entries.shape[0]
+    OBSERVED[f"{attn.implementation} num_ctas {num_ctas}"] += 1
+
+
+def dirty(workspace: torch.Tensor) -> torch.Tensor:
+    return dirty_bytes_(workspace)
