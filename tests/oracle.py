@@ -35,7 +35,7 @@ class Functors:
     def __and__(self, other: Functors) -> Functors:
         assert self.sink is None or other.sink is None
         masks = [f for f in (self.mask, other.mask) if f is not None]
-        mask = None if not masks else masks[0] if len(masks) == 1 else _Both(*masks)
+        mask = None if not masks else masks[0] if len(masks) == 1 else Combined(torch.logical_and, tuple(masks))
         return Functors(
             logits=self.logits + other.logits,
             mask=mask,
@@ -51,12 +51,14 @@ class Functors:
 
 
 @dataclass(frozen=True)
-class _Both:
-    first: Functor
-    second: Functor
+class Combined:
+    """Masks put together by a function of their values: `torch.logical_and` of two, `torch.logical_not` of one."""
+
+    how: Callable[..., torch.Tensor]
+    parts: tuple[Functor, ...]
 
     def __call__(self, env: Mapping[str, Any]) -> torch.Tensor:
-        return call(self.first, env) & call(self.second, env)
+        return self.how(*(torch.as_tensor(call(part, env)) for part in self.parts))
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Request:
 
 def call(functor: Functor, env: Mapping[str, Any]) -> Any:
     """Call a functor with the arguments its parameter names ask for."""
-    if isinstance(functor, _Both):
+    if isinstance(functor, Combined):
         return functor(env)
     return functor(**{name: env[name] for name in inspect.signature(functor).parameters})
 
