@@ -99,7 +99,7 @@ def dirty_workspaces():
                 floats = layout([c.tile for c in plan.classes], tensors.spec.head_dim_vo).counters_offset
                 dirty_bytes_(tensors.workspace[:floats])
             launch(self, plan, tensors)
-            assert all(g.intact() for g in made), "a launch wrote outside its workspace"
+            assert all(g.intact() for g in list(made)), "a launch wrote outside its workspace"
 
         return dirty_launch
 

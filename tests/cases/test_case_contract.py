@@ -124,6 +124,22 @@ def test_the_latest_operand_wins(runner):
         compare(batch, *run(attn, batch), expected(1.0 if plan_gain is None else plan_gain))
 
 
+@pytest.mark.case(40)
+@pytest.mark.case(42)
+def test_operands_that_shape_the_plan_may_come_with_run(runner):
+    """The prefix decides which tiles are read: a run with another one must not read the plan's tiles."""
+    batch = runner.place(random_sequences([30, 3], [60, 300], HEADS), Placement())
+    short, long = (torch.tensor(x, dtype=torch.int32) for x in ([5, 20], [40, 299]))
+    expected = {id(p): expect(batch, oracle.prefix_lm(p)) for p in (short, long)}
+    attn = runner.for_batch(batch, variant=al.variants.prefix_lm())
+    [name] = attn.variant.params
+    for planned, runs in ((None, (short, long, short)), (short, (None, long, None)), (long, (None, short, None, long))):
+        attn.plan(batch.qo_indptr, batch.kv, params=None if planned is None else {name: planned.to(runner.device)})
+        for given in runs:
+            params = None if given is None else {name: given.to(runner.device)}
+            compare(batch, *run(attn, batch, params=params), expected[id(planned if given is None else given)])
+
+
 def mismatches(batch: Batch) -> dict[str, tuple[tuple, str]]:
     """What run may be given wrongly: (arguments, what the message says)."""
     q, (k, v) = batch.q, batch.caches

@@ -48,6 +48,20 @@ def test_k_and_v_of_different_widths(runner, arrangement):
 
 
 @pytest.mark.case(27)
+def test_expanded_inputs(runner):
+    """One kv head seen as two, one query row as three: strides of 0."""
+    one_head = random_sequences([3, 1], [300, 17], Heads.of(4, 1, 64))
+    batch = runner.place(one_head, Placement())
+    expected = expect(batch, oracle.causal())
+    attn = runner.attention(Heads.of(4, 2, 64), page_size=16, variant=al.variants.causal())
+    attn.plan(batch.qo_indptr, batch.kv, num_ctas=7)
+    caches = [cache.expand(-1, -1, 2, -1) for cache in batch.caches]
+    compare(batch, attn.run(batch.q, *caches), None, expected)
+    first = batch.q[:1].expand(4, 4, 64)
+    assert torch.equal(attn.run(first, *caches), attn.run(first.contiguous(), *caches))
+
+
+@pytest.mark.case(27)
 @pytest.mark.parametrize("which", ["k_cache", "v_cache", "q", "out"])
 def test_a_last_dimension_that_is_not_contiguous_is_refused(runner, launches, which):
     batch = runner.place(random_sequences([2], [30], Heads.of(4, 2, 64)), Placement())
@@ -130,6 +144,8 @@ def test_an_out_or_lse_that_does_not_fit_is_refused(runner, launches):
         "heads": ({"out": q.new_empty(2, 3, 64)}, r"out.*\(2, 3, 64\).*\(2, 4, 64\)"),
         "rows": ({"out": q.new_empty(1, 4, 64)}, r"out.*\(1, 4, 64\).*2 rows"),
         "dims": ({"out": q.new_empty(2, 256)}, r"out.*\(2, 256\)"),
+        "overlap": ({"out": q.new_empty(1, 4, 64).expand(2, 4, 64)}, r"out.*\(0, 64, 1\).*memory of their own"),
+        "lse overlap": ({"lse": q.new_empty(1, 4).float().expand(2, 4)}, r"lse.*\(0, 1\)"),
         "lse dtype": ({"lse": q.new_empty(2, 4)}, r"lse.*bfloat16.*float32"),
         "lse heads": ({"lse": q.new_empty(2, 5, dtype=torch.float32)}, r"lse.*\(2, 5\).*\(2, 4\)"),
     }

@@ -170,6 +170,21 @@ def test_page_ids_outside_the_pool(runner, launches, storage, wrong):
 
 
 @pytest.mark.case(26)
+def test_the_environment_can_ask_for_validation(runner, monkeypatch):
+    batch = runner.place(random_sequences([1], [40], Heads.of(4, 2, 32)), Placement())
+    batch.kv.kv_indices[1] = -1
+    attn = runner.for_batch(batch)
+    attn.plan(batch.qo_indptr, batch.kv)
+    monkeypatch.setenv("ATTNLOOM_CHECK", "1")
+    with pytest.raises(al.errors.InvalidMetadata, match="page id -1"):
+        attn.plan(batch.qo_indptr, batch.kv)
+    attn.plan(batch.qo_indptr, batch.kv, validate=False)
+    monkeypatch.setenv("ATTNLOOM_CHECK", "perhaps")
+    with pytest.raises(al.errors.InvalidArgument, match=r"ATTNLOOM_CHECK.*'perhaps'.*0 or 1"):
+        attn.plan(batch.qo_indptr, batch.kv)
+
+
+@pytest.mark.case(26)
 def test_a_ragged_cache_shorter_than_its_lengths(runner, launches):
     batch = runner.place(random_sequences([1, 1], [30, 40], Heads.of(4, 2, 32)), Placement("ragged"))
     attn = runner.for_batch(batch)

@@ -110,6 +110,22 @@ def test_merging_states_of_unequal_heads(runner):
 
 @pytest.mark.case("62d")
 @each_dtype
+def test_the_same_bits_with_any_number_of_threads(runner, dtype):
+    sequences = random_sequences([1, 70, 3, 200], [900, 70, 333, 200], Heads.of(8, 2, 64, dtype))
+    batch = runner.place(sequences, Placement())
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(check(runner, batch, runner.pair("user", sequences)))
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.case("62d")
+@each_dtype
 @pytest.mark.parametrize("variant", ["causal", "user", "sinks", "sigmoid"])
 def test_the_same_bits_run_to_run(runner, variant, dtype):
     """Two objects, two plans, two runs each, other memory contents in between."""

@@ -47,7 +47,7 @@ def test_every_variant_as_the_user_would_write_it(runner, name):
 def flatten(mask) -> list:
     if mask is None:
         return []
-    return [*flatten(mask.first), *flatten(mask.second)] if hasattr(mask, "second") else [mask]
+    return [f for part in mask.parts for f in flatten(part)] if isinstance(mask, oracle.Combined) else [mask]
 
 
 def used(functors: Functors, of: tuple) -> dict:

@@ -5,7 +5,7 @@ import itertools
 import oracle
 import pytest
 import torch
-from harness import DTYPES, Positions, check, compare, expect
+from harness import DTYPES, Pair, Positions, check, compare, expect
 from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
 from variant_pairs import VARIANTS
@@ -64,6 +64,71 @@ def test_any_batch_equals_the_oracle(runner, data):
     batch = runner.place(sequences, placement)
     scale = data.draw(st.sampled_from([None, 0.0, -0.3, 1.0]), "sm_scale")
     check(runner, batch, pair, num_ctas=(num_ctas,), positions=positions, sm_scale=scale)
+
+
+def window(left: int):
+    return lambda q_pos, kv_pos: kv_pos >= q_pos - left
+
+
+def ahead(right: int):
+    return lambda q_pos, kv_pos: kv_pos <= q_pos + right
+
+
+def first_keys(count: int):
+    return lambda kv_pos: kv_pos < count
+
+
+def first_rows(count: int):
+    return lambda q_idx: q_idx < count
+
+
+def stripes(period: int):
+    return lambda kv_pos, qo_head: (kv_pos + qo_head) % period != 0
+
+
+def diagonal(period: int):
+    return lambda q_pos, kv_pos: (q_pos - kv_pos) // period % 2 == 0
+
+
+def of_the_request(factor: int):
+    return lambda kv_pos, kv_len, batch: kv_pos * 2 < kv_len + batch * factor
+
+
+ATOMS = (window, ahead, first_keys, first_rows, stripes, diagonal, of_the_request)
+
+
+@st.composite
+def masks(draw, depth: int = 3):
+    """(variant, the same mask for the oracle), atoms put together by &, | and ~."""
+    how = draw(st.sampled_from(["atom", "and", "or", "not"])) if depth else "atom"
+    if how == "atom":
+        functor = draw(st.sampled_from(ATOMS))(draw(st.integers(1, 150)))
+        return al.Variant(logits_mask=functor), functor
+    first, mask = draw(masks(depth - 1))
+    if how == "not":
+        return ~first, oracle.Combined(torch.logical_not, (mask,))
+    second, other = draw(masks(depth - 1))
+    if how == "and":
+        return first & second, oracle.Combined(torch.logical_and, (mask, other))
+    return first | second, oracle.Combined(torch.logical_or, (mask, other))
+
+
+@pytest.mark.case(53)
+@pytest.mark.case(54)
+@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_any_combination_of_masks(runner, data):
+    """What the analysis leaves out of a plan was masked, whatever the mask and the positions."""
+    variant, mask = data.draw(masks(), "mask")
+    batch_of = data.draw(requests, "requests (qo, kv)")
+    qo, kv = ([r[i] for r in batch_of] for i in (0, 1))
+    sequences = random_sequences(qo, kv, Heads.of(4, 2, 16, torch.float32), seed=len(batch_of))
+    positions = Positions()
+    if data.draw(st.booleans(), "positions given"):
+        generator = torch.Generator().manual_seed(len(batch_of))
+        positions = Positions(*(torch.randint(0, 200, (sum(n),), generator=generator) for n in (qo, kv)))
+    pair = Pair(variant, oracle.Functors(mask=mask))
+    check(runner, runner.place(sequences, Placement("table", 5)), pair, num_ctas=(7,), positions=positions)
 
 
 @pytest.mark.case("62a")

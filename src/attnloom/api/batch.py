@@ -325,7 +325,18 @@ class _Planned:
 
 def resolve_device(device: torch.device | str | int | None) -> torch.device:
     """`device` with its index, torch's default device for None."""
-    resolved = torch.get_default_device() if device is None else torch.device(device)
+    try:
+        resolved = torch.get_default_device() if device is None else torch.device(device)
+        known = resolved.type != "cuda" or (resolved.index or 0) < torch.cuda.device_count()
+    except (RuntimeError, TypeError):
+        known = False
+    if not known:
+        raise InvalidArgument(
+            name="device",
+            given=device,
+            supported=f"'cpu' or one of the {torch.cuda.device_count()} CUDA devices of this machine",
+            fix="Leave it out for torch's default device.",
+        )
     if resolved.type == "cuda" and resolved.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return resolved

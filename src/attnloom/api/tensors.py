@@ -139,3 +139,10 @@ def _check_rows(name: str, tensor: torch.Tensor, shape: tuple[int, ...], total_q
             expected=f"{shape}, at least {total_q} rows",
             fix="It has q's rows and heads.",
         )
+    if any(stride == 0 and extent > 1 for stride, extent in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise StrideUnsupported(
+            name=name,
+            given=tuple(tensor.stride()),
+            expected="elements with memory of their own",
+            fix="An expanded view cannot be written to: allocate it.",
+        )

@@ -12,7 +12,7 @@ from attnloom.explain.marks import document, text
 from attnloom.explain.palette import GRID, INK, MUTED, request_color
 from attnloom.explain.text import duration
 
-_WIDTH, _LEFT, _RIGHT, _TOP = 1080.0, 300.0, 800.0, 96.0
+_WIDTH, _LEFT, _RIGHT, _TOP = 1080.0, 300.0, 800.0, 108.0
 _LINE, _BAR = 30.0, 16.0
 
 

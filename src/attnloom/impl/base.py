@@ -89,4 +89,6 @@ class Implementation(ABC):
 
     def unavailable_reasons(self, target: Target) -> list[str]:
         """Why it cannot run on the target whatever the case; empty: it can."""
-        return []
+        if target.kind in ("cpu", "cuda"):
+            return []
+        return [f"it runs on cpu and cuda devices, and the device is {target.kind}"]

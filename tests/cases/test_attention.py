@@ -1,0 +1,102 @@
+"""`attention` in one call, and engines used from several threads."""
+
+import threading
+
+import oracle
+import pytest
+import torch
+from harness import each_dtype
+from oracle import Functors, Request
+
+import attnloom as al
+from attnloom.testing.inputs import Heads, Placement, random_sequences
+from attnloom.testing.tolerance import State, assert_state_close
+
+
+def normal(*shape: int, seed: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(device)
+
+
+def close(given: tuple, request: Request, functors: Functors, scale: float) -> None:
+    exact, model = (f(request, functors, scale) for f in (oracle.attend, oracle.model))
+    out, lse = (x.cpu() for x in given)
+    assert_state_close(State(out, lse), State(exact.out, exact.lse), State(model.out, model.lse))
+
+
+@each_dtype
+@pytest.mark.parametrize("order", ["bshd", "bhsd"])
+@pytest.mark.parametrize(("qo", "kv"), [(5, 90), (130, 130), (1, 300), (7, 3)])
+def test_batched(runner, order, qo, kv, dtype):
+    """[B, S, H, D], also as transposed views of [B, H, S, D]; default scale, causal and full, v of another width."""
+    q = normal(3, qo, 4, 64, seed=1, dtype=dtype, device=runner.device)
+    k = normal(3, kv, 2, 64, seed=2, dtype=dtype, device=runner.device)
+    v = normal(3, kv, 2, 32, seed=3, dtype=dtype, device=runner.device)
+    views = [x.transpose(1, 2).contiguous().transpose(1, 2) if order == "bhsd" else x for x in (q, k, v)]
+    for variant, functors in ((None, Functors()), (al.variants.causal(), oracle.causal())):
+        out, lse = al.attention(*views, variant=variant, return_lse=True, implementation=runner.implementation)
+        assert out.shape == (3, qo, 4, 32)
+        assert lse.shape == (3, qo, 4)
+        for i in range(3):
+            request = Request(q[i].cpu(), k[i].cpu(), v[i].cpu(), i)
+            close((out[i], lse[i]), request, functors, 64**-0.5)
+
+
+@each_dtype
+@pytest.mark.parametrize("dtype_of_indptr", [torch.int32, torch.int64, None])
+def test_packed_with_and_without_index_pointers(runner, dtype_of_indptr, dtype):
+    q = normal(8, 4, 64, seed=1, dtype=dtype, device=runner.device)
+    k, v = (normal(50, 2, 64, seed=s, dtype=dtype, device=runner.device) for s in (2, 3))
+    options = {"variant": al.variants.causal(), "return_lse": True, "implementation": runner.implementation}
+    out, lse = al.attention(q, k, v, **options)
+    close((out, lse), Request(q.cpu(), k.cpu(), v.cpu()), oracle.causal(), 64**-0.5)
+    indptrs = [[0, 3, 3, 8], [0, 30, 40, 50]]
+    if dtype_of_indptr is not None:
+        indptrs = [torch.tensor(x, dtype=dtype_of_indptr) for x in indptrs]
+    options |= {"sm_scale": 0.3, "qo_indptr": indptrs[0], "kv_indptr": indptrs[1]}
+    out, lse = al.attention(q, k, v, **options)
+    for i, (rows, keys) in enumerate(((slice(0, 3), slice(0, 30)), (slice(3, 8), slice(40, 50)))):
+        request = Request(q[rows].cpu(), k[keys].cpu(), v[keys].cpu(), i)
+        close((out[rows], lse[rows]), request, oracle.causal(), 0.3)
+
+
+def test_calls_with_other_variants_do_not_mix(runner):
+    q = normal(8, 4, 64, seed=1, dtype=torch.float32, device=runner.device)
+    k = normal(50, 2, 64, seed=2, dtype=torch.float32, device=runner.device)
+    caps = [0.5, 2.0, 30.0] * 3
+    for cap in caps:
+        given = al.attention(
+            q, k, k, variant=al.variants.soft_cap(cap), return_lse=True, implementation=runner.implementation
+        )
+        close(given, Request(q.cpu(), k.cpu(), k.cpu()), oracle.soft_cap(cap), 64**-0.5)
+
+
+def test_several_threads_at_once(runner):
+    """Engines of their own, and the one call that caches engines; every thread gets its own batch's result."""
+    failures: list[BaseException] = []
+    start = threading.Barrier(4)
+
+    def work(seed: int) -> None:
+        try:
+            sequences = random_sequences([30, 3 + seed], [60 + seed, 300], Heads.of(4, 2, 32, torch.float32), seed=seed)
+            batch = runner.place(sequences, Placement())
+            attn = runner.for_batch(batch, variant=al.variants.causal())
+            q, k, v = (x[0].to(runner.device) for x in (sequences.q, sequences.k, sequences.v))
+            variant = al.variants.causal()
+            attn.plan(batch.qo_indptr, batch.kv, num_ctas=7)
+            first = attn.run(batch.q, *batch.caches)
+            start.wait()
+            for _ in range(10):
+                attn.plan(batch.qo_indptr, batch.kv, num_ctas=7)
+                assert torch.equal(attn.run(batch.q, *batch.caches), first)
+                given = al.attention(q, k, v, variant=variant, return_lse=True, implementation=runner.implementation)
+                close(given, Request(*(x.cpu() for x in (q, k, v))), oracle.causal(), 32**-0.5)
+        except BaseException as failure:  # noqa: BLE001  handed to the test's own thread
+            failures.append(failure)
+            start.abort()
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
