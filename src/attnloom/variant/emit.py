@@ -27,8 +27,18 @@ SIGNATURES = {
 _TYPES = {Dtype.BOOL: "tl.int1", Dtype.INT32: "tl.int32", Dtype.INT64: "tl.int64", Dtype.FLOAT: "tl.float32"}
 _PLAIN_INFIX = frozenset("or xor and bitor bitxor bitand lt le eq ne shl shr add sub mul".split())
 _CALLS = {name: f"voc.{name}" for name in OPS if OPS[name].infix is None} | {
-    "exp": "tl.exp", "exp2": "tl.exp2", "log": "tl.log", "log2": "tl.log2", "sqrt": "tl.sqrt", "sin": "tl.sin",
-    "cos": "tl.cos", "abs": "tl.abs", "floor": "tl.floor", "ceil": "tl.ceil", "where": "tl.where", "pow": "voc.power",
+    "exp": "tl.exp",
+    "exp2": "tl.exp2",
+    "log": "tl.log",
+    "log2": "tl.log2",
+    "sqrt": "tl.sqrt",
+    "sin": "tl.sin",
+    "cos": "tl.cos",
+    "abs": "tl.abs",
+    "floor": "tl.floor",
+    "ceil": "tl.ceil",
+    "where": "tl.where",
+    "pow": "voc.power",
 }
 _HEADER = '''"""Device functions of one variant; emitted by attnloom.variant.emit, do not edit."""
 
@@ -136,4 +146,3 @@ def _load(node: Index, args: list[str], param: Param, first: int) -> str:
         for axis, arg in enumerate(args)
     )
     return f"voc.element(operands[{first}] + ({offset}), {_TYPES[node.dtype]})"
-

@@ -7,58 +7,60 @@ import os
 from collections.abc import Sequence
 
 from attnloom.impl.base import Config, Implementation, LaunchTensors
-from attnloom.impl.triton.configs import ClassConfig, TritonConfig
+from attnloom.impl.triton.configs import INTERPRETED, TritonConfig, config_of
 from attnloom.schedule.work import Plan
 from attnloom.spec import AttentionSpec
 from attnloom.target import Target
 from attnloom.variant import Program
 
-HOPPER = TritonConfig(
-    (
-        ClassConfig(16, 64, num_warps=2, stages=3, ctas_per_sm=4),
-        ClassConfig(128, 64, num_warps=8, stages=2, ctas_per_sm=2, maxnreg=128),
-    )
-)
-INTERPRETED = TritonConfig((ClassConfig(16, 32, 1, 1), ClassConfig(32, 32, 1, 1)))
+_OLDEST_ARCH = 80
 
 
 def interpreted() -> bool:
     """Whether Triton interprets kernels on the host (``TRITON_INTERPRET=1``)."""
-    return os.environ.get("TRITON_INTERPRET", "0") in ("1", "true", "on")
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on")
 
 
 class TritonImplementation(Implementation):
-    """Any GPU that Triton serves."""
+    """FlashAttention-2 tiles on any GPU that Triton serves, and on Triton's interpreter."""
 
     name = "triton"
 
     def unavailable_reasons(self, target: Target) -> list[str]:
-        """A GPU (or the interpreter) and the package triton are needed."""
+        """A GPU of compute capability 8.0 or more (or AMD, or the interpreter) and the package triton."""
         if importlib.util.find_spec("triton") is None:
             return ["the package triton is not installed"]
-        if target.kind == "cpu" and not interpreted():
-            return ["it runs on a GPU, and the device is cpu"]
-        return []
+        if target.kind == "cuda":
+            old = target.arch is not None and target.arch < _OLDEST_ARCH
+            return [f"it needs compute capability 8.0, and the device has {target.arch}"] if old else []
+        if target.kind == "cpu" and interpreted():
+            return []
+        return [f"it runs on a GPU, and the device is {target.kind}"]
 
     def unsupported_reasons(self, spec: AttentionSpec, program: Program, target: Target) -> list[str]:
-        """It can compute every spec and variant."""
-        return []
+        """The tiles must fit the shared memory of a CTA."""
+        if target.kind == "cpu":
+            return []
+        needed = max(one.shared_memory(spec) for one in config_of(spec).classes)
+        if needed <= target.shared_memory:
+            return []
+        return [f"its tiles take {needed} bytes of shared memory, and a CTA has {target.shared_memory}"]
 
     def candidate_configs(self, spec: AttentionSpec, program: Program, target: Target) -> Sequence[Config]:
-        """There is one."""
+        """The table's row."""
         return (self.default_config(spec, program, target),)
 
-    def default_config(self, spec: AttentionSpec, program: Program, target: Target) -> Config:
-        """The one."""
-        return INTERPRETED if interpreted() else HOPPER
+    def default_config(self, spec: AttentionSpec, program: Program, target: Target) -> TritonConfig:
+        """The table's row for the spec."""
+        return INTERPRETED if target.kind == "cpu" else config_of(spec)
 
     def default_num_ctas(self, target: Target) -> int:
-        """The SMs of the device."""
+        """The SMs of the device; each class multiplies by the CTAs that an SM holds of it."""
         return target.num_sms
 
     def launch(self, plan: Plan, tensors: LaunchTensors) -> None:
         """See `launch.launch`."""
-        from attnloom.impl.triton.launch import launch  # noqa: PLC0415 - triton is imported when it runs
+        from attnloom.impl.triton.launch import launch  # noqa: PLC0415 - loads triton
 
-        config = INTERPRETED if interpreted() else HOPPER
-        launch(plan, tensors, config.classes, interpreted=interpreted())
+        config = self.default_config(tensors.spec, tensors.program, Target.of(tensors.q.device))
+        launch(plan, tensors, config.classes)

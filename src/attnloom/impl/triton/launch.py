@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,78 +15,89 @@ from attnloom.kernels.triton.config import KernelConfig
 from attnloom.kernels.triton.merge import merge_kernel
 from attnloom.schedule.work import Plan
 from attnloom.schedule.workspace import layout
+from attnloom.variant import Program
 
 
-def launch(plan: Plan, t: LaunchTensors, configs: tuple[ClassConfig, ...], *, interpreted: bool) -> None:
-    """One attention launch per class that has items, then one merge per class that was split."""
-    functions = module_of(t.program)
-    operands = _operands(t)
-    shared = _Shared(plan, t)
-    for index, (work, config) in enumerate(zip(plan.classes, configs, strict=True)):
-        if not work.num_items:
-            continue
-        cfg = kernel_config(plan, t, config, interpreted=interpreted)
+def launch(plan: Plan, tensors: LaunchTensors, configs: tuple[ClassConfig, ...]) -> None:
+    """One attention launch per class that has items, then one merge per class where something was split."""
+    one = _Launch(plan, tensors)
+    for index, config in enumerate(configs):
+        if plan.classes[index].num_items:
+            one.attend(index, config)
+    if plan.merges.entries.shape[0]:
+        for index, config in enumerate(configs):
+            one.merge(index, config)
+
+
+class _Launch:
+    """A plan, its tensors, and the arguments that every class's kernels have in common."""
+
+    def __init__(self, plan: Plan, t: LaunchTensors) -> None:
+        view, unused = plan.levels[0], plan.qo_indptr  # a pointer that its flag leaves out still needs a value
+        self._plan, self._tensors = plan, t
+        self._functions = _functions(t.program)
+        self._operands = _operands(t)
+        self._out = (t.out, t.out.stride(0), t.out.stride(1))
+        self._lse = (unused, 0) if t.lse is None else (t.lse, t.lse.stride(0))
+        pages = unused if view.pages is None else view.pages
+        self._sequences = (plan.qo_indptr, plan.kv_indptr, view.kv_len, pages, view.page_start)
+        self._positions = tuple(unused if given is None else given for given in (t.q_pos, t.kv_pos))
+        self._parts = _parts(plan, t)
+
+    def attend(self, index: int, config: ClassConfig) -> None:
+        """The attention kernel of class `index`."""
+        t, work = self._tensors, self._plan.classes[index]
         attention_kernel[(work.tile.num_ctas,)](
             (t.q, t.q.stride(0), t.q.stride(1)),
-            shared.k,
-            shared.v,
-            shared.out,
-            shared.lse,
-            shared.parts[index],
+            (t.k, t.k.stride(0), t.k.stride(1), t.k.stride(2)),
+            (t.v, t.v.stride(0), t.v.stride(1), t.v.stride(2)),
+            self._out,
+            self._lse,
+            self._parts[index],
             (work.items, work.item_segments, work.segments, work.work_indptr),
-            shared.sequences,
-            shared.positions,
-            operands,
+            self._sequences,
+            self._positions,
+            self._operands,
             t.spec.sm_scale,
-            plan.levels[0].page_size,
+            self._plan.levels[0].page_size,
             work.heads_per_item,
-            LOGITS=getattr(functions, "logits_transform", None),
-            MASK=getattr(functions, "logits_mask", None),
-            SINK=getattr(functions, "sink", None),
-            OUTPUT=getattr(functions, "output_transform", None),
-            cfg=cfg,
+            **self._functions,
+            cfg=kernel_config(self._plan, t, config),
             **config.options(),
         )
-    _merge(plan, t, configs, shared, functions, operands, interpreted)
 
-
-def _merge(plan, t, configs, shared, functions, operands, interpreted):
-    entries = plan.merges.entries.shape[0]
-    if not entries:
-        return
-    for index, config in enumerate(configs):
-        cfg = replace(kernel_config(plan, t, config, interpreted=interpreted), STAGES=0)
-        merge_kernel[(entries, plan.num_kv_heads)](
-            shared.out,
-            shared.lse,
-            shared.parts[index],
+    def merge(self, index: int, config: ClassConfig) -> None:
+        """The merge kernel of class `index`."""
+        plan = self._plan
+        merge_kernel[(plan.merges.entries.shape[0], plan.num_kv_heads)](
+            self._out,
+            self._lse,
+            self._parts[index],
             (plan.merges.entries, plan.merges.indptr, plan.merges.slots),
-            shared.sequences,
-            shared.positions,
-            operands,
+            self._sequences,
+            self._positions,
+            self._operands,
             plan.num_kv_heads,
             index,
-            SINK=getattr(functions, "sink", None),
-            OUTPUT=getattr(functions, "output_transform", None),
-            cfg=cfg,
+            SINK=self._functions["SINK"],
+            OUTPUT=self._functions["OUTPUT"],
+            cfg=kernel_config(plan, self._tensors, config),
             num_warps=4,
         )
 
 
-class _Shared:
-    """Arguments that every class's launch has in common."""
-
-    def __init__(self, plan: Plan, t: LaunchTensors) -> None:
-        view = plan.levels[0]
-        self.k = (t.k, t.k.stride(0), t.k.stride(1), t.k.stride(2))
-        self.v = (t.v, t.v.stride(0), t.v.stride(1), t.v.stride(2))
-        self.out = (t.out, t.out.stride(0), t.out.stride(1))
-        dummy = plan.qo_indptr
-        self.lse = (dummy, 0) if t.lse is None else (t.lse, t.lse.stride(0))
-        pages = dummy if view.pages is None else view.pages
-        self.sequences = (plan.qo_indptr, plan.kv_indptr, view.kv_len, pages, view.page_start)
-        self.positions = tuple(dummy if one is None else one for one in (t.q_pos, t.kv_pos))
-        self.parts = _parts(plan, t)
+def _functions(program: Program) -> dict[str, Any]:
+    """The emitted functors under the kernels' names, None for those that the variant leaves out."""
+    module = module_of(program)
+    return {
+        argument: getattr(module, name, None)
+        for argument, name in (
+            ("LOGITS", "logits_transform"),
+            ("MASK", "logits_mask"),
+            ("SINK", "sink"),
+            ("OUTPUT", "output_transform"),
+        )
+    }
 
 
 def _parts(plan: Plan, t: LaunchTensors) -> list[tuple[Any, Any]]:
@@ -129,7 +138,7 @@ def pieces(dim: int) -> tuple[int, int]:
     return first, (max(16, 1 << math.ceil(math.log2(rest))) if rest else 0)
 
 
-def kernel_config(plan: Plan, t: LaunchTensors, config: ClassConfig, *, interpreted: bool) -> KernelConfig:
+def kernel_config(plan: Plan, t: LaunchTensors, config: ClassConfig) -> KernelConfig:
     """The compile-time facts of one class's kernel."""
     spec, program, view = t.spec, t.program, plan.levels[0]
     k0, k1 = pieces(spec.head_dim_qk)
@@ -155,6 +164,6 @@ def kernel_config(plan: Plan, t: LaunchTensors, config: ClassConfig, *, interpre
         HAS_Q_POS=t.q_pos is not None,
         HAS_KV_POS=t.kv_pos is not None,
         HAS_LSE=t.lse is not None,
-        UPCAST=interpreted or spec.dtype == torch.float32,
+        UPCAST=t.q.device.type == "cpu" or spec.dtype == torch.float32,
         RAW=t.raw_state,
     )

@@ -29,7 +29,17 @@ def raw_scores(q, k_ptr, offsets, cfg: tl.constexpr):
 
 
 @triton.jit
-def functors(scores, tile_begin, kv, rows, operands, LOGITS: tl.constexpr, MASK: tl.constexpr, cfg: tl.constexpr, FULL: tl.constexpr):
+def functors(
+    scores,
+    tile_begin,
+    kv,
+    rows,
+    operands,
+    LOGITS: tl.constexpr,
+    MASK: tl.constexpr,
+    cfg: tl.constexpr,
+    FULL: tl.constexpr,
+):
     """Logits functor and mask on raw scores; the result is in base 2 (times scale) for softmax, a weight without."""
     q_pos, q_idx, qo_head, kv_head, batch, qo_len = rows
     kv_len, sm_scale, kv_pos_ptr = kv
@@ -54,7 +64,20 @@ def functors(scores, tile_begin, kv, rows, operands, LOGITS: tl.constexpr, MASK:
 
 
 @triton.jit
-def visit_tile(state, q, tile_begin, caches, table, rows, kv, operands, LOGITS: tl.constexpr, MASK: tl.constexpr, cfg: tl.constexpr, FULL: tl.constexpr):
+def visit_tile(
+    state,
+    q,
+    tile_begin,
+    caches,
+    table,
+    rows,
+    kv,
+    operands,
+    LOGITS: tl.constexpr,
+    MASK: tl.constexpr,
+    cfg: tl.constexpr,
+    FULL: tl.constexpr,
+):
     """One kv tile joins the state; FULL: every key of it exists and is visible to every row."""
     acc0, acc1, row_max, row_sum = state
     k_ptr, v_ptr, k_page, k_token, v_page, v_token = caches
@@ -96,7 +119,7 @@ def empty_state(cfg: tl.constexpr):
     return acc0, acc1, tl.full([ROWS], NEG_INF, tl.float32), tl.zeros([ROWS], tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["operands", "sm_scale", "page_size", "heads_per_item"])
 def attention_kernel(
     q_tensor,  # (pointer, row stride, head stride)
     k_tensor,  # (pointer, page stride, token stride, head stride)
@@ -157,11 +180,33 @@ def attention_kernel(
                 whole = low + tl.maximum(high - low, 0) // cfg.TILE_KV * cfg.TILE_KV
             for at in tl.range(low, whole, cfg.TILE_KV, num_stages=cfg.STAGES):
                 acc0, acc1, row_max, row_sum = visit_tile(
-                    (acc0, acc1, row_max, row_sum), (q0, q1), at, caches, table, rows, kv, operands, LOGITS, MASK, cfg, True
+                    (acc0, acc1, row_max, row_sum),
+                    (q0, q1),
+                    at,
+                    caches,
+                    table,
+                    rows,
+                    kv,
+                    operands,
+                    LOGITS,
+                    MASK,
+                    cfg,
+                    True,
                 )
             for at in tl.range(whole, high, cfg.TILE_KV, num_stages=cfg.STAGES):
                 acc0, acc1, row_max, row_sum = visit_tile(
-                    (acc0, acc1, row_max, row_sum), (q0, q1), at, caches, table, rows, kv, operands, LOGITS, MASK, cfg, False
+                    (acc0, acc1, row_max, row_sum),
+                    (q0, q1),
+                    at,
+                    caches,
+                    table,
+                    rows,
+                    kv,
+                    operands,
+                    LOGITS,
+                    MASK,
+                    cfg,
+                    False,
                 )
         lse = row_max
         if cfg.SOFTMAX:
@@ -173,7 +218,14 @@ def attention_kernel(
                 (acc0, acc1), lse, (q_pos, qo_head, kv_head, request), operands, SINK, OUTPUT, cfg
             )
             write_final(
-                (acc0, acc1), lse, (out_ptr, lse_ptr), (out_stride_row, out_stride_head, lse_stride_row), q_row, qo_head, inside, cfg
+                (acc0, acc1),
+                lse,
+                (out_ptr, lse_ptr),
+                (out_stride_row, out_stride_head, lse_stride_row),
+                q_row,
+                qo_head,
+                inside,
+                cfg,
             )
         else:
             write_partial((acc0, acc1), lse, parts, slot, inside, cfg)

@@ -26,7 +26,7 @@ def add_state(acc, top, total, part, part_lse, cfg: tl.constexpr):
     return acc0 + part0, acc1 + part1, top, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["operands", "num_kv_heads", "class_index"])
 def merge_kernel(
     out_tensor,  # (pointer, row stride, head stride)
     lse_tensor,  # (pointer, row stride)
@@ -79,10 +79,18 @@ def merge_kernel(
         qo_len = tl.load(qo_indptr_ptr + request + 1) - q_begin
         q_pos = row_positions(positions[0], q_begin, q_idx, qo_len, tl.load(kv_len_ptr + request), cfg.HAS_Q_POS)
         qo_head = kv_head * cfg.GROUP + head_in_group
-        acc0, acc1, lse = finish_rows((acc0, acc1), lse, (q_pos, qo_head, kv_head, request), operands, SINK, OUTPUT, cfg)
+        acc0, acc1, lse = finish_rows(
+            (acc0, acc1), lse, (q_pos, qo_head, kv_head, request), operands, SINK, OUTPUT, cfg
+        )
         out_ptr, out_stride_row, out_stride_head = out_tensor
         lse_ptr, lse_stride_row = lse_tensor
         write_final(
-            (acc0, acc1), lse, (out_ptr, lse_ptr), (out_stride_row, out_stride_head, lse_stride_row),
-            (q_begin + q_idx).to(tl.int64), qo_head, inside, cfg,
+            (acc0, acc1),
+            lse,
+            (out_ptr, lse_ptr),
+            (out_stride_row, out_stride_head, lse_stride_row),
+            (q_begin + q_idx).to(tl.int64),
+            qo_head,
+            inside,
+            cfg,
         )

@@ -6,7 +6,15 @@ import triton.language as tl
 
 @triton.jit
 def row_offsets(
-    tile_begin, kv_len, table, stride_page, stride_token, TILE_KV: tl.constexpr, PAGED: tl.constexpr, PAGE_SIZE: tl.constexpr, TAIL: tl.constexpr
+    tile_begin,
+    kv_len,
+    table,
+    stride_page,
+    stride_token,
+    TILE_KV: tl.constexpr,
+    PAGED: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    TAIL: tl.constexpr,
 ):
     """Element offsets of the tile's rows from the cache's base, int64 [TILE_KV].
 
