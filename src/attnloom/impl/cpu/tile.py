@@ -16,7 +16,7 @@ from attnloom.impl.cpu.rows import Batch, Rows
 from attnloom.impl.cpu.scratch import SCRATCH
 from attnloom.variant.evaluate import compile_expr
 
-_LOGITS = 1 << 18  # fp32 logits of a chunk: 1 MB, what a core's own cache holds
+_LOGITS = 1 << 20  # fp32 logits of a chunk: keys that fit are one chunk, and chunks are dear to join
 _STEP = 128  # a chunk is a multiple of this many keys
 
 Env = dict[str, Any]
