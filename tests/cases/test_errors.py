@@ -177,3 +177,14 @@ def test_merging_refuses_what_is_no_state():
         al.merge_state(out, None, out, lse)
     with pytest.raises(errors.StateError, match="2 outs and 1 lses"):
         al.merge_states([out, out], [lse])
+
+
+def test_an_operand_shorter_than_its_functor_reads(runner):
+    """How far a computed index goes is known when it is read."""
+    bias = al.Variant(logits_transform=lambda logits, kv_pos, bias: logits + bias[kv_pos], params={"bias": al.param()})
+    attn = runner.attention(Heads.of(4, 2, 32), variant=bias)
+    batch = runner.place(random_sequences([2], [40], Heads.of(4, 2, 32)), Placement("ragged"))
+    attn.plan(batch.qo_indptr, batch.kv)
+    attn.run(batch.q, *batch.caches, params={"bias": torch.zeros(40, device=runner.device)})
+    with pytest.raises(al.errors.ParamError, match=r"'bias'.*shape \(39,\)"):
+        attn.run(batch.q, *batch.caches, params={"bias": torch.zeros(39, device=runner.device)})
