@@ -75,7 +75,7 @@ class BatchAttention:
             kv_layout=kv_layout,
             sm_scale=sm_scale,
         )
-        self.variant = _check_variant(variant)
+        self.variant = check_variant(variant)
         self.device = resolve_device(device)
         self.target = Target.of(self.device)
         self._program = self.variant.program
@@ -338,7 +338,8 @@ def resolve_device(device: torch.device | str | int | None) -> torch.device:
     return resolved
 
 
-def _check_variant(variant: Variant | None) -> Variant:
+def check_variant(variant: Variant | None) -> Variant:
+    """`variant`, or full attention for None; raises for anything that is no Variant."""
     if variant is None:
         return Variant()
     if not isinstance(variant, Variant):

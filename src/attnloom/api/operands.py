@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnloom.errors import DeviceMismatch, GradientRequired, ParamError
+from attnloom.errors import DeviceMismatch, GradientRequired, InvalidArgument, ParamError
 from attnloom.formats.index import IntArray
 from attnloom.variant import Param, Program
 from attnloom.variant.extents import check_extents
@@ -77,6 +77,10 @@ class OperandTable:
         check_extents(self.program, operands, {**self.counts, "batch": batch})
 
     def _refuse_undeclared(self, values: Mapping[str, Any] | None) -> None:
+        if values is not None and not isinstance(values, Mapping):
+            raise InvalidArgument(
+                name="params", given=type(values).__name__, supported="a mapping of names to values", fix=""
+            )
         for name in values or ():
             if name not in self.params:
                 raise unknown(name, self.params)

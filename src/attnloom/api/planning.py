@@ -60,10 +60,11 @@ def gather_inputs(
         )
     _check_page_size(spec, kv)
     indptr = host_indptr("qo_indptr", qo_indptr)
-    resolved = kv.resolve(indptr.shape[0] - 1, device)
-    q_host, q_device = _positions("q_pos", q_pos, int(indptr[-1]), device)
-    kv_host, kv_device = _positions("kv_pos", kv_pos, int(resolved.kv_len.sum()), device)
-    return PlanInputs(indptr, indptr[1:] - indptr[:-1], resolved, q_host, kv_host, q_device, kv_device)
+    qo_len = indptr[1:] - indptr[:-1]
+    resolved = kv.resolve(qo_len.shape[0], device)
+    q_host, q_device = _positions("q_pos", q_pos, qo_len, device)
+    kv_host, kv_device = _positions("kv_pos", kv_pos, resolved.kv_len, device)
+    return PlanInputs(indptr, qo_len, resolved, q_host, kv_host, q_device, kv_device)
 
 
 def build_plan(
@@ -174,10 +175,11 @@ def _check_page_size(spec: AttentionSpec, kv: KVFormat) -> None:
 
 
 def _positions(
-    name: str, value: Any, expected: int, device: torch.device
+    name: str, value: Any, lengths: IntArray, device: torch.device
 ) -> tuple[IntArray | None, torch.Tensor | None]:
     if value is None:
         return None, None
+    expected = int(lengths.sum())
     host = host_ints(name, value)
     if host.shape[0] != expected:
         raise InvalidMetadata(

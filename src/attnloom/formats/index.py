@@ -81,8 +81,9 @@ def exclusive_cumsum(lengths: IntArray) -> IntArray:
     >>> exclusive_cumsum(np.array([2, 3])).tolist()
     [0, 2, 5]
     """
-    out = np.zeros(lengths.shape[0] + 1, dtype=np.int64)
-    np.cumsum(lengths, out=out[1:])
+    out = np.empty(lengths.shape[0] + 1, dtype=np.int64)
+    out[0] = 0
+    np.add.accumulate(lengths, out=out[1:])
     return out
 
 
