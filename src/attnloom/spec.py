@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -77,8 +78,9 @@ def _positive_int(name: str, value: object) -> None:
         raise InvalidArgument(name=name, given=value, supported="an integer >= 1", fix="")
 
 
-def _finite(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+def _finite(name: str, value: Any) -> float:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not -sys.float_info.max <= value <= sys.float_info.max:  # an int may be larger than any float
         raise InvalidArgument(name=name, given=value, supported="a finite number", fix="Leave it out for the default.")
     return float(value)
 
