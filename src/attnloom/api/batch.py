@@ -97,7 +97,7 @@ class BatchAttention:
 
     def workspace_size(self, num_ctas: int | None = None) -> int:
         """Bytes of workspace that a plan with `num_ctas` workers needs (None: the default of the device)."""
-        planning.check_num_ctas(num_ctas)
+        num_ctas = planning.check_num_ctas(num_ctas)
         return workspace_bytes(self._tile_classes(num_ctas), self.spec.head_dim_vo)
 
     def plan(
@@ -125,7 +125,7 @@ class BatchAttention:
         self._state, self._why_unplanned = None, "the last plan() failed"
         if share_prefixes is not None:
             raise NotYetSupported(feature="share_prefixes", fix="Leave it out.")
-        planning.check_num_ctas(num_ctas)
+        num_ctas = planning.check_num_ctas(num_ctas)
         inputs = planning.gather_inputs(qo_indptr, kv, spec=self.spec, device=self.device, q_pos=q_pos, kv_pos=kv_pos)
         if env.check_enabled() if validate is None else validate:
             planning.check_page_ids(inputs.kv)

@@ -21,6 +21,7 @@ from attnloom.errors import (
 )
 from attnloom.formats import PagedKV, RaggedKV
 from attnloom.impl import dispatch, states
+from attnloom.spec import finite
 from attnloom.target import Target
 from attnloom.variant import Variant
 
@@ -51,7 +52,7 @@ def attention(
         variant or _FULL,
         (q.shape[heads_axis], k.shape[heads_axis], q.shape[-1], v.shape[-1]),
         q.dtype,
-        (str(q.device), sm_scale, implementation),
+        (str(q.device), None if sm_scale is None else finite("sm_scale", sm_scale), implementation),
         threading.get_ident(),
     )
     if batched:

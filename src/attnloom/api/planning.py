@@ -16,8 +16,10 @@ from attnloom.formats.paged import BlockTableKV
 from attnloom.schedule.cost import CostModel
 from attnloom.schedule.planner import Planner, Problem, schedule
 from attnloom.schedule.work import PageView, Plan, TileClass
-from attnloom.spec import AttentionSpec
+from attnloom.spec import AttentionSpec, positive_int
 from attnloom.variant.bounds import BoundsProgram
+
+MAX_CTAS = 1 << 16  # workers beyond any device's, and a workspace that is still an ordinary one
 
 
 @dataclass(frozen=True)
@@ -119,14 +121,16 @@ def build_plan(
     )
 
 
-def check_num_ctas(num_ctas: Any) -> None:
-    """num_ctas is None or an integer of at least 1."""
+def check_num_ctas(num_ctas: Any) -> int | None:
+    """num_ctas as an int, or None for the device's default; InvalidArgument for anything else."""
     if num_ctas is None:
-        return
-    if isinstance(num_ctas, bool) or not isinstance(num_ctas, int) or num_ctas < 1:
+        return None
+    given = positive_int("num_ctas", num_ctas)
+    if given > MAX_CTAS:
         raise InvalidArgument(
-            name="num_ctas", given=num_ctas, supported="an integer >= 1", fix="Leave it out for the device's default."
+            name="num_ctas", given=given, supported=f"at most {MAX_CTAS}", fix="Leave it out for the device's default."
         )
+    return given
 
 
 def check_page_ids(kv: ResolvedKV) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnloom.errors import InvalidArgument, InvalidMetadata
+from attnloom.errors import InvalidMetadata
 from attnloom.formats.base import KVFormat, ResolvedKV
 from attnloom.formats.index import (
     INDEX_DTYPES,
@@ -17,15 +17,9 @@ from attnloom.formats.index import (
     host_indptr,
     host_ints,
 )
+from attnloom.spec import positive_int
 
 _LARGEST_PAGE = 2**31 - 1
-
-
-def check_page_size(page_size: Any) -> int:
-    """`page_size` as an int of at least 1, or InvalidArgument."""
-    if isinstance(page_size, bool) or not isinstance(page_size, (int, np.integer)) or page_size < 1:
-        raise InvalidArgument(name="page_size", given=page_size, supported="an integer >= 1", fix="")
-    return int(page_size)
 
 
 class PagedKV(KVFormat):
@@ -38,7 +32,7 @@ class PagedKV(KVFormat):
     """
 
     def __init__(self, kv_indptr: Any, kv_indices: Any, kv_last_page_len: Any, page_size: int) -> None:
-        self.page_size = check_page_size(page_size)
+        self.page_size = positive_int("page_size", page_size)
         self.kv_indptr = kv_indptr
         self.kv_indices = kv_indices
         self.kv_last_page_len = kv_last_page_len
@@ -72,7 +66,7 @@ class BlockTableKV(KVFormat):
     """Made by `PagedKV.from_block_table`."""
 
     def __init__(self, block_table: Any, seq_lens: Any, page_size: int) -> None:
-        self.page_size = check_page_size(page_size)
+        self.page_size = positive_int("page_size", page_size)
         self.block_table = block_table
         self.seq_lens = seq_lens
 
