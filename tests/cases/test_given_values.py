@@ -8,6 +8,7 @@ import torch
 
 import attnloom as al
 from attnloom import errors
+from attnloom.testing.inputs import Heads, Placement, place, random_sequences
 
 
 def engine(**options):
@@ -55,17 +56,22 @@ def test_page_sizes_that_are_none(page_size):
         al.PagedKV([0, 1], [0], [1], page_size=page_size)
 
 
+def caches() -> tuple[torch.Tensor, ...]:
+    """K and V pools of pages of 4 tokens."""
+    return place(random_sequences([1], [5], Heads.of(4, 2, 16, torch.float32)), Placement(page_size=4)).caches
+
+
 @pytest.mark.parametrize("slots", [None, "ab", [[0], [1, 2]], [0.5, 1.0]])
 def test_slots_that_are_no_index_array(slots):
-    rows, cache = torch.zeros(2, 2, 16), torch.zeros(3, 4, 2, 16)
+    rows = torch.zeros(2, 2, 16)
     with pytest.raises(errors.InvalidMetadata, match="slots"):
-        al.append_kv(rows, rows, cache, cache.clone(), slots)
+        al.append_kv(rows, rows, *caches(), slots)
 
 
 def test_rows_that_are_no_tensor():
-    rows, cache = torch.zeros(2, 2, 16), torch.zeros(3, 4, 2, 16)
+    rows = torch.zeros(2, 2, 16)
     with pytest.raises(errors.DtypeMismatch, match="v has dtype NoneType"):
-        al.append_kv(rows, None, cache, cache.clone(), [0, 1])
+        al.append_kv(rows, None, *caches(), [0, 1])
 
 
 def test_lengths_functions_that_return_nothing():
