@@ -93,14 +93,21 @@ def attend(request: Request, functors: Functors, sm_scale: float) -> Result:
     return _attend(request, functors, sm_scale, torch.float64, weight_dtype=None, out_dtype=torch.float64)
 
 
-def model(request: Request, functors: Functors, sm_scale: float, out_dtype: torch.dtype | None = None) -> Result:
+def model(
+    request: Request,
+    functors: Functors,
+    sm_scale: float,
+    out_dtype: torch.dtype | None = None,
+    *,
+    orders: int = 8,
+) -> Result:
     """The low-precision model; out in `out_dtype`, the input's type where None.
 
     Rounding of the weights dominates in low precision. In float32 all error is that of sums, whose largest value
-    over a few hundred results is luck: the model is then the worst of several orders of keys and dims.
+    over a few hundred results is luck: the model is then the worst of several `orders` of keys and dims.
     """
     dtype = request.q.dtype
-    orders = _orders(request) if dtype == torch.float32 else [request]
+    orders = _orders(request, orders) if dtype == torch.float32 else [request]
     results = [
         _attend(r, functors, sm_scale, torch.float32, weight_dtype=dtype, out_dtype=out_dtype or dtype) for r in orders
     ]
@@ -110,7 +117,7 @@ def model(request: Request, functors: Functors, sm_scale: float, out_dtype: torc
     return max(results, key=lambda result: float((result.out.double() - exact.out).abs().max()))
 
 
-def _orders(request: Request, count: int = 4) -> list[Request]:
+def _orders(request: Request, count: int) -> list[Request]:
     """The same request with its keys, and the dims that q·k sums over, in other orders."""
     kv_len, dim, device = request.k.shape[0], request.q.shape[2], request.q.device
     kv_pos = torch.arange(kv_len, device=device) if request.kv_pos is None else request.kv_pos

@@ -128,24 +128,6 @@ def test_every_source_file_is_under_the_gates():
     assert [str(path) for path in python if path.parts[0] not in ROOTS] == []
 
 
-def test_repository_speaks_of_itself_alone():
-    # Spelt in pieces, so that this file does not name them either.
-    forbidden = [
-        "../" + "shared",
-        "/wo" + "rk/",
-        "/tmp/" + "brief",
-        "INTER" + "FACES.md",
-        "spi" + "kes/",
-        "PEERS" + ".md",
-    ]
-    forbidden += ["pypi" + ".org", "python" + "hosted", "registry" + ".npm", "deb." + "debian"]
-    found = []
-    for path in tracked_files():
-        text = path.read_bytes().decode("utf-8", errors="ignore")
-        found += [f"{path.relative_to(ROOT)}: {name}" for name in forbidden if name in text]
-    assert found == []
-
-
 def python_blocks(document: str) -> list[str]:
     """The ```python blocks of a Markdown file."""
     return re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), flags=re.M | re.S)

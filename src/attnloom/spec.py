@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import numbers
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,6 +14,8 @@ HEAD_DIMS = (16, 32, 64, 80, 96, 112, 128, 192, 256, 512)
 HEAD_DIM_PAIRS = ((192, 128), (576, 512))
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 KV_LAYOUTS = ("NHD", "HND")
+_INT32_MAX = 2**31 - 1
+_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -58,34 +61,48 @@ class AttentionSpec:
         sm_scale: float | None = None,
     ) -> AttentionSpec:
         """Fill in defaults and validate."""
-        _check_heads(num_qo_heads, num_kv_heads)
-        vo = head_dim if head_dim_vo is None else head_dim_vo
-        _check_head_dims(head_dim, vo)
+        qo, kv = positive_int("num_qo_heads", num_qo_heads), positive_int("num_kv_heads", num_kv_heads)
+        _check_heads(qo, kv)
+        qk = positive_int("head_dim", head_dim)
+        vo = qk if head_dim_vo is None else positive_int("head_dim_vo", head_dim_vo)
+        _check_head_dims(qk, vo)
         _check_dtypes(dtype, kv_dtype)
-        if page_size is not None:
-            _positive_int("page_size", page_size)
+        page = None if page_size is None else positive_int("page_size", page_size)
         if kv_layout not in KV_LAYOUTS:
-            raise InvalidArgument(name="kv_layout", given=kv_layout, supported="'NHD' or 'HND'", fix="")
-        scale = head_dim**-0.5 if sm_scale is None else _finite("sm_scale", sm_scale)
-        return AttentionSpec(
-            num_qo_heads, num_kv_heads, head_dim, vo, dtype, kv_dtype or dtype, page_size, kv_layout, scale
+            raise InvalidArgument(
+                name="kv_layout",
+                given=kv_layout,
+                supported="'NHD' or 'HND'",
+                fix="N is tokens, H kv heads, D head_dim.",
+            )
+        scale = qk**-0.5 if sm_scale is None else finite("sm_scale", sm_scale)
+        return AttentionSpec(qo, kv, qk, vo, dtype, kv_dtype or dtype, page, kv_layout, scale)
+
+
+def positive_int(name: str, value: Any) -> int:
+    """`value` as an int of at least 1 that int32 holds (numpy's integers too), or InvalidArgument."""
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or not 1 <= int(value) <= _INT32_MAX:
+        raise InvalidArgument(
+            name=name,
+            given=value,
+            supported=f"an integer >= 1 (and <= {_INT32_MAX})",
+            fix="Check where it comes from.",
         )
+    return int(value)
 
 
-def _positive_int(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgument(name=name, given=value, supported="an integer >= 1", fix="")
-
-
-def _finite(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidArgument(name=name, given=value, supported="a finite number", fix="Leave it out for the default.")
+def finite(name: str, value: Any) -> float:
+    """`value` as a float that fp32 holds, or InvalidArgument."""
+    number: Any = value if isinstance(value, numbers.Real) and not isinstance(value, bool) else None
+    if number is None or not -_FLOAT32_MAX <= number <= _FLOAT32_MAX:
+        raise InvalidArgument(
+            name=name, given=value, supported="a finite number (in fp32)", fix="Leave it out for the default."
+        )
     return float(value)
 
 
 def _check_heads(num_qo_heads: int, num_kv_heads: int) -> None:
-    _positive_int("num_qo_heads", num_qo_heads)
-    _positive_int("num_kv_heads", num_kv_heads)
     if num_qo_heads % num_kv_heads:
         raise InvalidArgument(
             name="num_qo_heads",
@@ -96,8 +113,6 @@ def _check_heads(num_qo_heads: int, num_kv_heads: int) -> None:
 
 
 def _check_head_dims(qk: int, vo: int) -> None:
-    _positive_int("head_dim", qk)
-    _positive_int("head_dim_vo", vo)
     if (qk, vo) in HEAD_DIM_PAIRS or (qk in HEAD_DIMS and vo in HEAD_DIMS):
         return
     dims = ", ".join(map(str, HEAD_DIMS))
@@ -116,7 +131,7 @@ def _check_dtypes(dtype: object, kv_dtype: object) -> None:
             name="dtype",
             given=dtype,
             supported="torch.float16, torch.bfloat16 or torch.float32",
-            fix="Convert q, k and v.",
+            fix="Name the type that q, k and v have, or convert them.",
         )
     if kv_dtype is not None and kv_dtype != dtype:
         if not isinstance(kv_dtype, torch.dtype):

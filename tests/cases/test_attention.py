@@ -100,3 +100,27 @@ def test_several_threads_at_once(runner):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_torchs_default_device_may_be_another(runner):
+    """Scalars of the variant go where the tensors are."""
+    heads = Heads.of(4, 2, 32)
+    batch = runner.place(random_sequences([2, 5], [9, 40], heads), Placement())
+    attn = runner.attention(heads, page_size=16, variant=al.variants.causal() & al.variants.soft_cap(2.0))
+    scaled = al.Variant(logits_transform=lambda logits, c: torch.where(logits > 0, logits * c, -c), params={"c": 2.0})
+    other = runner.attention(heads, page_size=16, variant=scaled)
+
+    def results():
+        for one in (attn, other):
+            one.plan(batch.qo_indptr, batch.kv, num_ctas=7)
+            yield one.run(batch.q, *batch.caches, return_lse=True)
+
+    wanted = list(results())
+    try:
+        torch.set_default_device("meta")
+        given = list(results())
+    finally:
+        torch.set_default_device(None)
+    for (out, lse), (wanted_out, wanted_lse) in zip(given, wanted, strict=True):
+        assert torch.equal(out, wanted_out)
+        assert torch.equal(lse, wanted_lse)

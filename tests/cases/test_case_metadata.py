@@ -170,6 +170,42 @@ def test_page_ids_outside_the_pool(runner, launches, storage, wrong):
 
 
 @pytest.mark.case(26)
+@pytest.mark.parametrize("storage", ["csr", "table"])
+@pytest.mark.parametrize("wrong", [2**32, 2**40 + 1, -(2**32)])
+def test_int64_page_ids_beyond_int32_do_not_wrap(runner, launches, storage, wrong):
+    """Taken modulo 2**32 they would be pages of the pool."""
+    batch = runner.place(random_sequences([1], [40], Heads.of(4, 2, 32)), Placement(storage))
+    arrays = arrays_of(batch)
+    name = "kv_indices" if storage == "csr" else "block_table"
+    arrays[name] = arrays[name].long()
+    arrays[name].view(-1)[1] = wrong
+    attn = runner.for_batch(batch)
+
+    def plan_and_run():
+        attn.plan(arrays["qo_indptr"], format_of(storage, arrays), validate=True)
+        attn.run(batch.q, *batch.caches)
+
+    with pytest.raises(al.errors.InvalidMetadata, match="page"):
+        plan_and_run()
+    assert not launches
+
+
+@pytest.mark.case(25)
+@pytest.mark.parametrize(
+    "wrong", [[[0, 1], [2]], torch.tensor([0, 1]).to("meta"), torch.tensor([0, 1]).to_sparse()], ids=str
+)
+def test_index_arrays_without_numbers_are_refused(runner, wrong):
+    attn = runner.attention(Heads.of(4, 2, 32), page_size=None)
+    for name, kv in (("kv_indptr", al.RaggedKV(wrong)), ("kv_indices", al.PagedKV([0, 1], wrong, [1], 4))):
+        with pytest.raises(al.errors.InvalidMetadata, match=name):
+            attn.plan([0, 1], kv)
+    with pytest.raises(al.errors.InvalidMetadata, match="qo_indptr"):
+        attn.plan(wrong, al.RaggedKV([0, 1]))
+    with pytest.raises(al.errors.InvalidMetadata, match="block_table"):
+        attn.plan([0, 1], al.PagedKV.from_block_table(wrong, [1], 4))
+
+
+@pytest.mark.case(26)
 def test_the_environment_can_ask_for_validation(runner, monkeypatch):
     batch = runner.place(random_sequences([1], [40], Heads.of(4, 2, 32)), Placement())
     batch.kv.kv_indices[1] = -1

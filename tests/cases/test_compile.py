@@ -1,5 +1,7 @@
 """torch.compile: one graph for many objects, plans and lengths; eager calls never enter the operator."""
 
+import copy
+import pickle
 import shutil
 
 import oracle
@@ -158,3 +160,69 @@ def test_errors_reach_the_caller_of_a_graph(runner, wrong):
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     with pytest.raises(al.errors.AttnLoomError, match="q"):
         compiled(q, *batch.caches)
+
+
+def test_out_under_a_graph_means_what_it_means_in_eager(runner):
+    """Rows past the plan stay, strided buffers are filled, a wrong dtype or a broadcast is refused."""
+    torch._dynamo.reset()
+    batch = runner.place(random_sequences([3, 1], [9, 40], HEADS), Placement(q_padding=2))
+    attn = runner.for_batch(batch, variant=al.variants.causal())
+    attn.plan(batch.qo_indptr, batch.kv)
+    rows, total_q = batch.q.shape[0], int(batch.qo_indptr[-1])
+    compiled = torch.compile(
+        lambda q, k, v, out, lse: attn.run(q, k, v, out=out, lse=lse), fullgraph=True, backend="eager"
+    )
+    for out in (torch.full_like(batch.q, 7.0), torch.full((4, rows, 32), 7.0, device=runner.device).transpose(0, 1)):
+        lse = torch.full((rows, 4), 7.0, device=runner.device)
+        compiled(batch.q, *batch.caches, out, lse)
+        assert (out[total_q:] == 7.0).all()
+        assert (lse[total_q:] == 7.0).all()
+        compare(batch, out, lse, expect(batch, oracle.causal()))
+    lse = torch.empty(rows, 4, device=runner.device)
+    for wrong in (torch.empty_like(batch.q, dtype=torch.float16), batch.q.new_empty(2, *batch.q.shape)):
+        with pytest.raises(al.errors.AttnLoomError, match="out"):
+            compiled(batch.q, *batch.caches, wrong, lse)
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_gradients_are_refused_under_a_graph_too(runner, which):
+    torch._dynamo.reset()
+    attn = runner.attention(HEADS, page_size=16, variant=al.variants.sinks())
+    batch = runner.place(random_sequences([3, 1], [9, 40], HEADS), Placement())
+    attn.plan(batch.qo_indptr, batch.kv)
+    compiled = torch.compile(
+        lambda q, k, v, sinks: attn.run(q, k, v, params={"sinks": sinks}), fullgraph=True, backend="aot_eager"
+    )
+    tensors = [batch.q, *batch.caches, torch.zeros(4, device=runner.device)]
+    tensors[which] = tensors[which].detach().clone().requires_grad_()
+    with pytest.raises(Exception, match="requires a gradient, and attnloom computes forward only"):
+        compiled(*tensors)
+    with torch.no_grad():
+        compare(batch, compiled(*tensors), None, expect(batch, oracle.sinks(torch.zeros(4))))
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_a_copied_engine_is_one_of_its_own(runner, duplicate):
+    """Its plan and its workspace are not the original's, in eager and in a graph."""
+    torch._dynamo.reset()
+    one = random_sequences([3, 1], [9, 400], HEADS)
+    two = random_sequences([2, 6], [70, 30], HEADS)
+    first, second = runner.place(one, Placement()), runner.place(two, Placement())
+    attn = runner.attention(HEADS, page_size=16, variant=al.variants.causal())
+    attn.plan(first.qo_indptr, first.kv)
+    layer = duplicate(Layer(attn)) if duplicate is copy.deepcopy else Layer(duplicate(attn))
+    assert torch.equal(layer.attn.run(first.q, *first.caches), attn.run(first.q, *first.caches))
+    layer.attn.plan(second.qo_indptr, second.kv)
+
+    def alone(q, k, v):
+        return layer.attn.run(q, k, v)
+
+    compiled = torch.compile(alone, fullgraph=True, backend="eager")
+    compare(second, compiled(second.q, *second.caches), None, expect(second, oracle.causal()))
+    compare(first, attn.run(first.q, *first.caches), None, expect(first, oracle.causal()))
+
+
+def test_engines_and_variants_refuse_to_be_pickled_by_name(runner):
+    for one in (runner.attention(HEADS, page_size=16), al.variants.causal()):
+        with pytest.raises(al.errors.NotYetSupported, match="pickling"):
+            pickle.dumps(one)

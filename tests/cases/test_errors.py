@@ -40,6 +40,8 @@ CONSTRUCTION = {
     "page size": (lambda: make(page_size=0), errors.InvalidArgument, ("page_size = 0", "integer >= 1")),
     "planner": (lambda: make(planner="best"), errors.InvalidArgument, ("'best'", "'algorithm1'")),
     "implementation": (lambda: make(implementation="cuda"), errors.AttnLoomError, ("cuda", "cpu", "reference")),
+    "implementation of another type": (lambda: make(implementation=["cpu"]), errors.InvalidArgument, ("['cpu']",)),
+    "a scale beyond floats": (lambda: make(sm_scale=10**400), errors.InvalidArgument, ("sm_scale", "finite")),
     "fp8 cache": (lambda: make(kv_dtype=torch.float8_e4m3fn), errors.NotYetSupported, ("float8_e4m3fn", "kv_dtype")),
     "control flow": (lambda: al.Variant(logits_transform=branch), errors.VariantError, ("test_errors.py", "where")),
     "unknown name": (lambda: al.Variant(logits_transform=unknown_name), errors.AttnLoomError, ("slope", "params")),
@@ -85,6 +87,7 @@ PLANS = {
     "another batch": ({"qo_indptr": [0, 1]}, errors.InvalidMetadata, ("kv_indptr", "3", "2")),
     "q_pos": ({"q_pos": [1, 2]}, errors.InvalidMetadata, ("q_pos", "2 elements", "3")),
     "kv_pos": ({"kv_pos": [2**40] * 37}, errors.InvalidMetadata, ("kv_pos", "int32")),
+    "operands that are no mapping": ({"params": [1.0]}, errors.InvalidArgument, ("params = 'list'", "mapping")),
     "undeclared operand": ({"params": {"gian": 1.0}}, errors.ParamError, ("gian", "'gain'")),
     "operand of other dims": ({"params": {"gain": torch.ones(3)}}, errors.ParamError, ("gain", "(3,)", "scalar")),
     "operand of another kind": (
@@ -177,3 +180,30 @@ def test_merging_refuses_what_is_no_state():
         al.merge_state(out, None, out, lse)
     with pytest.raises(errors.StateError, match="2 outs and 1 lses"):
         al.merge_states([out, out], [lse])
+    with pytest.raises(errors.DtypeMismatch, match="lse has dtype int"):
+        al.merge_state(out, 1, out, lse)
+    with pytest.raises(errors.DtypeMismatch, match="out has dtype list"):
+        al.merge_state(out, lse, out.tolist(), lse)
+    with pytest.raises(errors.StateError, match="without lse"):
+        al.merge_states([out], None)
+    with pytest.raises(errors.DeviceMismatch, match="out is on meta"):
+        al.merge_state(out, lse, out.to("meta"), lse)
+    with pytest.raises(errors.GradientRequired, match="out"):
+        al.merge_state(out.clone().requires_grad_(), lse, out, lse)
+    with pytest.raises(errors.InvalidArgument, match="variant = 5"):
+        al.finish_state(out, lse, variant=5)
+    with pytest.raises(errors.DtypeMismatch, match="out has dtype int"):
+        al.finish_state(5, lse)
+    with pytest.raises(errors.ShapeMismatch, match="H, D"):
+        al.finish_state(out[0, 0], lse[0, 0])
+
+
+def test_an_operand_shorter_than_its_functor_reads(runner):
+    """How far a computed index goes is known when it is read."""
+    bias = al.Variant(logits_transform=lambda logits, kv_pos, bias: logits + bias[kv_pos], params={"bias": al.param()})
+    attn = runner.attention(Heads.of(4, 2, 32), variant=bias)
+    batch = runner.place(random_sequences([2], [40], Heads.of(4, 2, 32)), Placement("ragged"))
+    attn.plan(batch.qo_indptr, batch.kv)
+    attn.run(batch.q, *batch.caches, params={"bias": torch.zeros(40, device=runner.device)})
+    with pytest.raises(al.errors.ParamError, match=r"'bias'.*shape \(39,\)"):
+        attn.run(batch.q, *batch.caches, params={"bias": torch.zeros(39, device=runner.device)})

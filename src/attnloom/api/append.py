@@ -29,7 +29,14 @@ def append_kv(
     one outside the cache.
     """
     if kv_layout not in KV_LAYOUTS:
-        raise InvalidArgument(name="kv_layout", given=kv_layout, supported="'NHD' or 'HND'", fix="")
+        raise InvalidArgument(
+            name="kv_layout", given=kv_layout, supported="'NHD' or 'HND'", fix="N is tokens, H kv heads."
+        )
+    for name, tensor in (("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
+        if not isinstance(tensor, torch.Tensor):
+            raise DtypeMismatch(
+                name=name, given=type(tensor).__name__, expected="a torch.Tensor", fix="Pass the tensor."
+            )
     slots = _slots(slots, k, k_cache.device)
     for name, rows, cache in (("k", k, k_cache), ("v", v, v_cache)):
         _check(name, rows, cache, slots, kv_layout)
@@ -43,7 +50,12 @@ def append_kv(
 
 
 def _slots(given: Any, k: torch.Tensor, device: torch.device) -> torch.Tensor:
-    slots: torch.Tensor = torch.as_tensor(given)
+    try:
+        slots: torch.Tensor = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidMetadata(
+            name="slots", given=f"{type(given).__name__} {given!r}", expected="a 1-D integer array", fix=f"({error})"
+        ) from None
     if slots.numel() == 0:
         slots = slots.to(torch.int64)
     if slots.dtype not in INDEX_DTYPES or slots.ndim != 1 or slots.shape[0] != k.shape[0]:

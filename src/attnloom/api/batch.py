@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -75,7 +75,7 @@ class BatchAttention:
             kv_layout=kv_layout,
             sm_scale=sm_scale,
         )
-        self.variant = _check_variant(variant)
+        self.variant = check_variant(variant)
         self.device = resolve_device(device)
         self.target = Target.of(self.device)
         self._program = self.variant.program
@@ -97,7 +97,7 @@ class BatchAttention:
 
     def workspace_size(self, num_ctas: int | None = None) -> int:
         """Bytes of workspace that a plan with `num_ctas` workers needs (None: the default of the device)."""
-        planning.check_num_ctas(num_ctas)
+        num_ctas = planning.check_num_ctas(num_ctas)
         return workspace_bytes(self._tile_classes(num_ctas), self.spec.head_dim_vo)
 
     def plan(
@@ -125,7 +125,7 @@ class BatchAttention:
         self._state, self._why_unplanned = None, "the last plan() failed"
         if share_prefixes is not None:
             raise NotYetSupported(feature="share_prefixes", fix="Leave it out.")
-        planning.check_num_ctas(num_ctas)
+        num_ctas = planning.check_num_ctas(num_ctas)
         inputs = planning.gather_inputs(qo_indptr, kv, spec=self.spec, device=self.device, q_pos=q_pos, kv_pos=kv_pos)
         if env.check_enabled() if validate is None else validate:
             planning.check_page_ids(inputs.kv)
@@ -167,8 +167,8 @@ class BatchAttention:
             raise StateError(reason="a variant without softmax has no lse", fix="Leave return_lse out.")
         with_lse = self._program.use_softmax and (return_lse or return_state or lse is not None)
         if torch.compiler.is_compiling():
-            result, result_lse = self._traced(
-                q, k_cache, v_cache, params=params, out=out, lse=lse, with_lse=with_lse, raw=return_state
+            result, result_lse = operator.traced_run(
+                self._handle, (q, k_cache, v_cache), params=params, into=(out, lse), with_lse=with_lse, raw=return_state
             )
         else:
             result, result_lse = self.compute(
@@ -227,26 +227,22 @@ class BatchAttention:
         """The Plan that `run` executes: plain arrays, for tools and tests."""
         return self._planned().plan
 
-    def _traced(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor | None,
-        *,
-        params: Mapping[str, Any] | None,
-        out: torch.Tensor | None,
-        lse: torch.Tensor | None,
-        with_lse: bool,
-        raw: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        result, result_lse = operator.traced_run(
-            self._handle, q, k_cache, v_cache, params=params, with_lse=with_lse, raw=raw
+    def __copy__(self) -> BatchAttention:
+        """An engine of its own on the same options and the same plan."""
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made._workspace = self._workspace.another()
+        made._handle = operator.register(made)
+        return made
+
+    def __deepcopy__(self, memo: object) -> BatchAttention:
+        """As `__copy__`: what both hold in common never changes."""
+        return self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        raise NotYetSupported(
+            feature="pickling a BatchAttention", fix="Build it again, from its options, where it is needed."
         )
-        if out is not None:
-            result = out.copy_(result)
-        if lse is not None:
-            result_lse = lse.copy_(result_lse)
-        return result, result_lse if with_lse else None
 
     def _planned(self) -> _Planned:
         if self._state is None:
@@ -342,7 +338,8 @@ def resolve_device(device: torch.device | str | int | None) -> torch.device:
     return resolved
 
 
-def _check_variant(variant: Variant | None) -> Variant:
+def check_variant(variant: Variant | None) -> Variant:
+    """`variant`, or full attention for None; raises for anything that is no Variant."""
     if variant is None:
         return Variant()
     if not isinstance(variant, Variant):

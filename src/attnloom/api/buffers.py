@@ -54,3 +54,10 @@ class Workspace:
         if not self.owned:
             raise BufferTooSmall(given=have, needed=nbytes)
         self.buffer = new_workspace(nbytes, self.device)
+
+    def another(self) -> Workspace:
+        """As much memory for an engine of its own."""
+        buffer = None if self.buffer is None else new_workspace(self.buffer.shape[0], self.device)
+        made = Workspace(buffer, self.device)
+        made.owned = self.owned
+        return made

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from attnloom.api.batch import BatchAttention, resolve_device
+from attnloom.api.batch import BatchAttention, check_variant, resolve_device
 from attnloom.api.operands import OperandTable
-from attnloom.errors import InvalidArgument, ShapeMismatch, StateError
+from attnloom.errors import (
+    DeviceMismatch,
+    DtypeMismatch,
+    GradientRequired,
+    InvalidArgument,
+    ShapeMismatch,
+    StateError,
+)
 from attnloom.formats import PagedKV, RaggedKV
 from attnloom.impl import dispatch, states
+from attnloom.spec import finite
 from attnloom.target import Target
 from attnloom.variant import Variant
 
@@ -44,7 +52,7 @@ def attention(
         variant or _FULL,
         (q.shape[heads_axis], k.shape[heads_axis], q.shape[-1], v.shape[-1]),
         q.dtype,
-        (str(q.device), sm_scale, implementation),
+        (str(q.device), None if sm_scale is None else finite("sm_scale", sm_scale), implementation),
         threading.get_ident(),
     )
     if batched:
@@ -90,7 +98,7 @@ def merge_states(outs: Any, lses: Any) -> tuple[torch.Tensor, torch.Tensor]:
     stacked = isinstance(outs, torch.Tensor) and isinstance(lses, torch.Tensor) and outs.ndim > 0
     if stacked and not outs.shape[0] and outs.shape[:-1] == lses.shape:
         return outs.new_zeros(outs.shape[1:]), outs.new_full(lses.shape[1:], -torch.inf, dtype=torch.float32)
-    outs, lses = list(outs), list(lses)
+    outs, lses = (list(x) if _is_several(x) else [x] for x in (outs, lses))
     _check_states(outs, lses)
     return states.merge_states(outs, lses)
 
@@ -106,9 +114,10 @@ def finish_state(
 
     The functors may not ask for q_pos or batch here: a state does not know its request.
     """
-    program = (variant or _FULL).program
-    if program.use_softmax:
-        _check_states((out,), (lse,))
+    program = check_variant(variant).program
+    _check_states((out,), (lse,) if program.use_softmax else None)
+    if out.ndim < 2:
+        raise ShapeMismatch(name="out", given=tuple(out.shape), expected="[rows, H, D]", fix="")
     table = OperandTable(program, out.device, (out.shape[-2], 1))
     return states.finish_state(out, lse, program, table.at_run(table.defaults, params, None))
 
@@ -168,7 +177,16 @@ def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, qo_indptr: 
     return batched
 
 
+def _is_several(states: Any) -> bool:
+    return isinstance(states, Sequence) or (isinstance(states, torch.Tensor) and states.ndim > 0)
+
+
 def _check_states(outs: Any, lses: Any) -> None:
+    """States that belong together; lses None: those of a variant without softmax."""
+    if lses is None:
+        for out in outs:
+            _check_tensor("out", out, outs[0])
+        return
     if not outs or len(outs) != len(lses):
         raise StateError(
             reason=f"{len(outs)} outs and {len(lses)} lses", fix="Give one lse per out, at least one state"
@@ -178,6 +196,8 @@ def _check_states(outs: Any, lses: Any) -> None:
             raise StateError(
                 reason="a state without lse cannot be merged", fix="States of a sigmoid variant add: out_a + out_b"
             )
+        _check_tensor("out", out, outs[0])
+        _check_tensor("lse", lse, outs[0])
         if tuple(out.shape[:-1]) != tuple(lse.shape) or out.shape != outs[0].shape:
             raise ShapeMismatch(
                 name="state",
@@ -185,3 +205,16 @@ def _check_states(outs: Any, lses: Any) -> None:
                 expected=f"out {tuple(outs[0].shape)} and lse without the last dimension",
                 fix="",
             )
+
+
+def _check_tensor(name: str, tensor: Any, first: torch.Tensor) -> None:
+    """A tensor of floats on the device of the first, which needs no gradient."""
+    if not isinstance(tensor, torch.Tensor) or not tensor.dtype.is_floating_point:
+        given = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise DtypeMismatch(
+            name=name, given=given, expected="a tensor of floats", fix="Pass states as run(return_state=True) gives."
+        )
+    if tensor.device != first.device:
+        raise DeviceMismatch(name=name, given=tensor.device, expected=first.device)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise GradientRequired(name=name)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnloom.errors import DeviceMismatch, GradientRequired, ParamError
+from attnloom.errors import DeviceMismatch, GradientRequired, InvalidArgument, ParamError
 from attnloom.formats.index import IntArray
 from attnloom.variant import Param, Program
 from attnloom.variant.extents import check_extents
@@ -41,8 +41,7 @@ class OperandTable:
         known = dict(self.defaults)
         for name, param in self.params.items():
             if param.from_lengths is not None:
-                computed = torch.as_tensor(param.from_lengths(*lengths), device=self.device)
-                known[name] = self._checked(param, computed)
+                known[name] = self._checked(param, self._computed(param, lengths))
         for name, value in (values or {}).items():
             checked = self._checked(self.params[name], value)
             known[name] = checked.clone() if isinstance(checked, torch.Tensor) else checked
@@ -72,11 +71,27 @@ class OperandTable:
                 )
         return resolved
 
+    def _computed(self, param: Param, lengths: Lengths) -> torch.Tensor:
+        value = None if param.from_lengths is None else param.from_lengths(*lengths)
+        try:
+            return torch.as_tensor(value, device=self.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ParamError(
+                name=param.name,
+                given=f"from_lengths returned {type(value).__name__} ({error})",
+                expected=f"Declared: {param.describe()}.",
+                fix="Return a tensor or a numpy array.",
+            ) from None
+
     def _check_extents(self, operands: Operands, lengths: Lengths | None) -> None:
         batch = 0 if lengths is None else lengths[0].shape[0]  # a state alone does not know its requests
         check_extents(self.program, operands, {**self.counts, "batch": batch})
 
     def _refuse_undeclared(self, values: Mapping[str, Any] | None) -> None:
+        if values is not None and not isinstance(values, Mapping):
+            raise InvalidArgument(
+                name="params", given=type(values).__name__, supported="a mapping of names to values", fix=""
+            )
         for name in values or ():
             if name not in self.params:
                 raise unknown(name, self.params)

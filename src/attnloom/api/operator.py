@@ -12,7 +12,9 @@ from typing import Any, Protocol
 
 import torch
 
-from attnloom.errors import ParamError
+from attnloom.errors import GradientRequired, ParamError
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 class Engine(Protocol):
@@ -25,6 +27,8 @@ class Engine(Protocol):
         v_cache: torch.Tensor | None,
         *,
         params: Mapping[str, Any] | None,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
         with_lse: bool,
         raw: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -35,6 +39,10 @@ _LIBRARY = torch.library.Library("attnloom", "DEF")
 _LIBRARY.define(
     "run(SymInt handle, Tensor q, Tensor k_cache, Tensor? v_cache, *, "
     "str[] names, Tensor[] values, bool with_lse, bool raw) -> (Tensor, Tensor)"
+)
+_LIBRARY.define(
+    "run_into(SymInt handle, Tensor q, Tensor k_cache, Tensor? v_cache, *, "
+    "str[] names, Tensor[] values, Tensor(a!) into, Tensor(b!)? lse, bool raw) -> ()"
 )
 _objects: weakref.WeakValueDictionary[int, Engine] = weakref.WeakValueDictionary()
 _handles = itertools.count(2)  # torch.compile makes constants of 0 and 1, whatever is said to be dynamic
@@ -49,15 +57,16 @@ def register(engine: Engine) -> int:
 
 def traced_run(
     handle: int,
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor | None,
+    inputs: Tensors,
     *,
     params: Mapping[str, Any] | None,
+    into: tuple[torch.Tensor | None, torch.Tensor | None],
     with_lse: bool,
     raw: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The call that dynamo records in place of `run`."""
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The call that dynamo records in place of `run`; inputs are q and the caches, into the caller's out and lse."""
+    q, k_cache, v_cache = inputs
+    out, lse = into
     names: list[str] = []
     values: list[torch.Tensor] = []
     for name, value in (params or {}).items():
@@ -72,10 +81,19 @@ def traced_run(
         values.append(value)
     # An engine is often an attribute of a module, whose integers dynamo takes for constants: one graph a layer.
     with torch._dynamo.patch_dynamo_config(allow_unspec_int_on_nn_module=True):
-        out, lse = torch.ops.attnloom.run(
-            handle, q, k_cache, v_cache, names=names, values=values, with_lse=with_lse, raw=raw
+        if out is None and lse is None:
+            made, made_lse = torch.ops.attnloom.run(
+                handle, q, k_cache, v_cache, names=names, values=values, with_lse=with_lse, raw=raw
+            )
+            return made, made_lse if with_lse else None
+        if out is None:
+            out = torch.zeros(_shape(q, k_cache, v_cache), dtype=torch.float32 if raw else q.dtype, device=q.device)
+        if lse is None and with_lse:
+            lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
+        torch.ops.attnloom.run_into(
+            handle, q, k_cache, v_cache, names=names, values=values, into=out, lse=lse if with_lse else None, raw=raw
         )
-    return out, lse
+    return out, lse if with_lse else None
 
 
 def _run(
@@ -107,12 +125,54 @@ def _fake(
     raw: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     # From the tensors alone: looking the object up would make its handle a constant of the graph.
-    rows, heads = q.shape[0], q.shape[1]
-    head_dim_vo = (k_cache if v_cache is None else v_cache).shape[-1]
-    out = q.new_empty((rows, heads, head_dim_vo), dtype=torch.float32 if raw else q.dtype)
-    lse = q.new_empty((rows, heads) if with_lse else (0,), dtype=torch.float32)
+    out = q.new_empty(_shape(q, k_cache, v_cache), dtype=torch.float32 if raw else q.dtype)
+    lse = q.new_empty(q.shape[:2] if with_lse else (0,), dtype=torch.float32)
     return out, lse
 
 
-_LIBRARY.impl("run", _run, "CompositeExplicitAutograd")
-torch.library.register_fake("attnloom::run", _fake)
+def _shape(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor | None) -> tuple[int, int, int]:
+    """[rows, num_qo_heads, head_dim_vo]."""
+    return q.shape[0], q.shape[1], (k_cache if v_cache is None else v_cache).shape[-1]
+
+
+def _run_into(
+    handle: int,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor | None,
+    *,
+    names: list[str],
+    values: list[torch.Tensor],
+    into: torch.Tensor,  # dynamo refuses strided tensors under the name `out`
+    lse: torch.Tensor | None,
+    raw: bool,
+) -> None:
+    params = dict(zip(names, values, strict=True)) or None
+    _objects[handle].compute(q, k_cache, v_cache, params=params, out=into, lse=lse, with_lse=lse is not None, raw=raw)
+
+
+def _fake_into(*args: Any, **kwargs: Any) -> None:
+    """It writes to out and lse only."""
+
+
+def _refusing_gradients(operator: Any) -> Any:
+    """The operator for tensors that may require a gradient: as eager calls, it raises for one that does."""
+
+    def forward_only(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            given = dict(zip(("q", "k_cache", "v_cache"), args[1:], strict=False))
+            named = zip(kwargs["names"], kwargs["values"], strict=True)
+            given |= {f"variant parameter {name!r}": value for name, value in named}
+            for name, tensor in given.items():
+                if tensor is not None and tensor.requires_grad:
+                    raise GradientRequired(name=name)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args, **kwargs)
+
+    return forward_only
+
+
+for _name, _real, _shapes in (("run", _run, _fake), ("run_into", _run_into, _fake_into)):
+    _LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
+    _LIBRARY.impl(_name, _refusing_gradients(getattr(torch.ops.attnloom, _name)), "Autograd")
+    torch.library.register_fake(f"attnloom::{_name}", _shapes)

@@ -16,8 +16,10 @@ from attnloom.formats.paged import BlockTableKV
 from attnloom.schedule.cost import CostModel
 from attnloom.schedule.planner import Planner, Problem, schedule
 from attnloom.schedule.work import PageView, Plan, TileClass
-from attnloom.spec import AttentionSpec
+from attnloom.spec import AttentionSpec, positive_int
 from attnloom.variant.bounds import BoundsProgram
+
+MAX_CTAS = 1 << 16  # workers beyond any device's, and a workspace that is still an ordinary one
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,11 @@ def gather_inputs(
         )
     _check_page_size(spec, kv)
     indptr = host_indptr("qo_indptr", qo_indptr)
-    resolved = kv.resolve(indptr.shape[0] - 1, device)
-    q_host, q_device = _positions("q_pos", q_pos, int(indptr[-1]), device)
-    kv_host, kv_device = _positions("kv_pos", kv_pos, int(resolved.kv_len.sum()), device)
-    return PlanInputs(indptr, indptr[1:] - indptr[:-1], resolved, q_host, kv_host, q_device, kv_device)
+    qo_len = indptr[1:] - indptr[:-1]
+    resolved = kv.resolve(qo_len.shape[0], device)
+    q_host, q_device = _positions("q_pos", q_pos, qo_len, device)
+    kv_host, kv_device = _positions("kv_pos", kv_pos, resolved.kv_len, device)
+    return PlanInputs(indptr, qo_len, resolved, q_host, kv_host, q_device, kv_device)
 
 
 def build_plan(
@@ -118,14 +121,16 @@ def build_plan(
     )
 
 
-def check_num_ctas(num_ctas: Any) -> None:
-    """num_ctas is None or an integer of at least 1."""
+def check_num_ctas(num_ctas: Any) -> int | None:
+    """num_ctas as an int, or None for the device's default; InvalidArgument for anything else."""
     if num_ctas is None:
-        return
-    if isinstance(num_ctas, bool) or not isinstance(num_ctas, int) or num_ctas < 1:
+        return None
+    given = positive_int("num_ctas", num_ctas)
+    if given > MAX_CTAS:
         raise InvalidArgument(
-            name="num_ctas", given=num_ctas, supported="an integer >= 1", fix="Leave it out for the device's default."
+            name="num_ctas", given=given, supported=f"at most {MAX_CTAS}", fix="Leave it out for the device's default."
         )
+    return given
 
 
 def check_page_ids(kv: ResolvedKV) -> None:
@@ -174,10 +179,11 @@ def _check_page_size(spec: AttentionSpec, kv: KVFormat) -> None:
 
 
 def _positions(
-    name: str, value: Any, expected: int, device: torch.device
+    name: str, value: Any, lengths: IntArray, device: torch.device
 ) -> tuple[IntArray | None, torch.Tensor | None]:
     if value is None:
         return None, None
+    expected = int(lengths.sum())
     host = host_ints(name, value)
     if host.shape[0] != expected:
         raise InvalidMetadata(

@@ -33,7 +33,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Figures:
-    """One case measured. seconds: of each `plan`; balance: mean load of the CTAs / greatest, by the cost model."""
+    """One case measured. seconds: of each `plan`; balance: greatest load of the CTAs / mean, by the cost model."""
 
     case: Case
     seconds: Sequence[float]
@@ -87,7 +87,7 @@ def measure(case: Case, *, num_ctas: int, planner: str, repeats: int) -> Figures
         seconds=seconds,
         items=sum(part.num_items for part in current.classes),
         splits=current.merges.entries.shape[0],
-        balance=min((p.even / p.span for p in panels), default=1.0),
+        balance=max((p.span / p.even for p in panels), default=1.0),
     )
 
 
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     print(table(figures))
     print(
         "\nsplits: q tiles whose keys are divided (for all kv heads at once where an item stands for all of them).\n"
-        "balance: mean load of the CTAs / the greatest, by the cost model, in the tile class where it is worst."
+        "balance: greatest load of the CTAs / their mean, by the cost model, in the tile class where it is worst."
     )
     return 0
 
@@ -163,7 +163,7 @@ def table(figures: Sequence[Figures]) -> str:
                 target,
                 f"{f.items:,}",
                 f"{f.splits:,}",
-                f"{f.balance:.1%}",
+                f"{f.balance:.3f}",
             ]
         )
     return columns(rows)

@@ -21,11 +21,12 @@ def host_ints(name: str, value: Any, ndim: int = 1) -> IntArray:
     Raises InvalidMetadata naming the array, its dtype or shape, and what was expected.
     """
     if isinstance(value, torch.Tensor):
+        check_has_values(name, value)
         if value.dtype not in INDEX_DTYPES:
             raise _wrong_dtype(name, value.dtype)
         array = value.numpy() if value.device.type == "cpu" else value.cpu().numpy()
     else:
-        array = np.asarray(value)
+        array = _as_array(name, value)
         if array.size == 0 and array.dtype.kind == "f":
             array = array.astype(np.int64)
         if array.dtype not in (np.int32, np.int64):
@@ -38,6 +39,17 @@ def host_ints(name: str, value: Any, ndim: int = 1) -> IntArray:
             fix="Flatten it or pass the array that this argument describes.",
         )
     return array.astype(np.int64)
+
+
+def check_has_values(name: str, value: torch.Tensor) -> None:
+    """Raise for a tensor without values to read one by one: on the meta device, or sparse."""
+    if value.device.type == "meta" or value.layout != torch.strided:
+        raise InvalidMetadata(
+            name=name,
+            given=f"a {value.layout} tensor on {value.device}",
+            expected="a dense tensor with values",
+            fix="Give the numbers themselves.",
+        )
 
 
 def host_indptr(name: str, value: Any) -> IntArray:
@@ -69,8 +81,9 @@ def exclusive_cumsum(lengths: IntArray) -> IntArray:
     >>> exclusive_cumsum(np.array([2, 3])).tolist()
     [0, 2, 5]
     """
-    out = np.zeros(lengths.shape[0] + 1, dtype=np.int64)
-    np.cumsum(lengths, out=out[1:])
+    out = np.empty(lengths.shape[0] + 1, dtype=np.int64)
+    out[0] = 0
+    np.add.accumulate(lengths, out=out[1:])
     return out
 
 
@@ -80,6 +93,15 @@ def expect_length(name: str, array: IntArray, expected: int, why: str) -> None:
         raise InvalidMetadata(
             name=name, given=f"{array.shape[0]} elements", expected=f"{expected} ({why})", fix="Check the batch size."
         )
+
+
+def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as reason:
+        raise InvalidMetadata(
+            name=name, given=f"{type(value).__name__} ({reason})", expected="int32 or int64 numbers", fix="Flatten it."
+        ) from None
 
 
 def _wrong_dtype(name: str, dtype: object) -> InvalidMetadata:

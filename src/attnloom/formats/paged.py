@@ -7,16 +7,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnloom.errors import InvalidArgument, InvalidMetadata
+from attnloom.errors import InvalidMetadata
 from attnloom.formats.base import KVFormat, ResolvedKV
-from attnloom.formats.index import INDEX_DTYPES, IntArray, expect_length, host_indptr, host_ints
+from attnloom.formats.index import (
+    INDEX_DTYPES,
+    IntArray,
+    check_has_values,
+    expect_length,
+    host_indptr,
+    host_ints,
+)
+from attnloom.spec import positive_int
 
-
-def check_page_size(page_size: Any) -> int:
-    """`page_size` as an int of at least 1, or InvalidArgument."""
-    if isinstance(page_size, bool) or not isinstance(page_size, (int, np.integer)) or page_size < 1:
-        raise InvalidArgument(name="page_size", given=page_size, supported="an integer >= 1", fix="")
-    return int(page_size)
+_LARGEST_PAGE = 2**31 - 1
 
 
 class PagedKV(KVFormat):
@@ -29,7 +32,7 @@ class PagedKV(KVFormat):
     """
 
     def __init__(self, kv_indptr: Any, kv_indices: Any, kv_last_page_len: Any, page_size: int) -> None:
-        self.page_size = check_page_size(page_size)
+        self.page_size = positive_int("page_size", page_size)
         self.kv_indptr = kv_indptr
         self.kv_indices = kv_indices
         self.kv_last_page_len = kv_last_page_len
@@ -63,7 +66,7 @@ class BlockTableKV(KVFormat):
     """Made by `PagedKV.from_block_table`."""
 
     def __init__(self, block_table: Any, seq_lens: Any, page_size: int) -> None:
-        self.page_size = check_page_size(page_size)
+        self.page_size = positive_int("page_size", page_size)
         self.block_table = block_table
         self.seq_lens = seq_lens
 
@@ -121,6 +124,7 @@ def _index_tensor(name: str, value: Any, ndim: int) -> torch.Tensor:
     """`value` as an int32/int64 tensor with `ndim` dimensions, wherever it lies."""
     if not isinstance(value, torch.Tensor):
         return torch.from_numpy(host_ints(name, value, ndim))
+    check_has_values(name, value)
     if value.dtype not in INDEX_DTYPES or value.ndim != ndim:
         raise InvalidMetadata(
             name=name,
@@ -143,7 +147,7 @@ def _device_pages(name: str, value: Any, needed: int, device: torch.device) -> t
         )
     if pages.device.type == "cpu":
         return _copied(pages[:needed], device)
-    return pages.to(device=device, dtype=torch.int32).contiguous()
+    return _narrow(pages.to(device))
 
 
 def _flat_table(table: torch.Tensor, columns: int, device: torch.device) -> tuple[torch.Tensor, int]:
@@ -154,10 +158,20 @@ def _flat_table(table: torch.Tensor, columns: int, device: torch.device) -> tupl
         return table.as_strided((span,), (1,)), stride
     if table.device.type == "cpu":
         return _copied(table[:, :columns], device).view(-1), columns
-    return table[:, :columns].to(device=device, dtype=torch.int32).contiguous().view(-1), columns
+    return _narrow(table[:, :columns].to(device)).view(-1), columns
 
 
 def _copied(pages: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A contiguous int32 copy of host page ids on `device` (numpy: torch would wake its thread pool for it)."""
-    copied = torch.from_numpy(pages.numpy().astype(np.int32, order="C"))
+    ids = pages.numpy()
+    if ids.dtype != np.int32:
+        ids = np.clip(ids, -_LARGEST_PAGE, _LARGEST_PAGE)  # else 2**32 would wrap to a page that exists
+    copied = torch.from_numpy(ids.astype(np.int32, order="C"))
     return copied if device.type == "cpu" else copied.to(device)
+
+
+def _narrow(pages: torch.Tensor) -> torch.Tensor:
+    """Contiguous int32 page ids; one outside int32 stays outside every pool."""
+    if pages.dtype != torch.int32:
+        pages = pages.clamp(-_LARGEST_PAGE, _LARGEST_PAGE)
+    return pages.to(torch.int32).contiguous()

@@ -47,7 +47,7 @@ def choose(spec: AttentionSpec, program: Program, target: Target, implementation
     Raises InvalidArgument for an unknown name, UnsupportedSpec with every reason where none can.
     """
     known = registry()
-    if implementation is not None and implementation not in known:
+    if implementation is not None and implementation not in list(known):
         raise InvalidArgument(
             name="implementation",
             given=implementation,

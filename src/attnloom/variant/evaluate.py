@@ -62,6 +62,11 @@ TORCH: dict[str, Callable[..., Any]] = {
 }
 
 
+def _scalar(value: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A 0-d tensor on the host, which meets tensors on any device, whatever torch's default device is."""
+    return torch.tensor(value, dtype=dtype, device="cpu")
+
+
 class Compiled:
     """An expression as a flat list of torch calls on numbered slots; slots are reused once their value is dead."""
 
@@ -101,7 +106,7 @@ class Compiled:
         for slot, function, args in self._steps:
             slots[slot] = function(*[slots[i] for i in args])
         result = slots[self._out]
-        return torch.tensor(result) if self._constant else result
+        return _scalar(result) if self._constant else result
 
     def _new_slot(self, value: object = None) -> int:
         self._template.append(value)
@@ -127,7 +132,7 @@ class Compiled:
         def load(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 return value if widen is None else widen(value)
-            return torch.tensor(value, dtype=float_dtype if isinstance(value, float) else None)
+            return _scalar(value, float_dtype if isinstance(value, float) else None)
 
         return load
 
@@ -166,7 +171,7 @@ class Compiled:
         wants_float = node.dtype is Dtype.FLOAT or (node.dtype is Dtype.BOOL and operands[0].dtype is not Dtype.BOOL)
         if not tensors:  # numbers only, which Python could not fold, or torch.where(condition, number, number)
             dtype = node.dtype if node.name == "where" else operands[-1].dtype
-            slot = self._new_slot(torch.tensor(self._template[args[-1]], dtype=self._torch_dtype(dtype)))
+            slot = self._new_slot(_scalar(self._template[args[-1]], self._torch_dtype(dtype)))
             return (*args[:-1], slot)
         if node.dtype is Dtype.BOOL or not wants_float or any(node.operands[i].dtype is Dtype.FLOAT for i in tensors):
             return args
@@ -189,9 +194,21 @@ class Compiled:
         if not isinstance(node, Index):  # pragma: no cover - every node kind is above
             raise TypeError(f"unknown node {type(node).__name__}")
         widen = self._widener(node.dtype)
-        if widen is None:
-            return lambda table, *indices: table[indices]
-        return lambda table, *indices: widen(table[indices])
+        name = node.param
+
+        def element(table: torch.Tensor, *indices: Any) -> torch.Tensor:
+            try:
+                found = table[indices]
+            except IndexError as reason:
+                raise ParamError(
+                    name=name,
+                    given=f"shape {tuple(table.shape)}",
+                    expected=f"The variant reads beyond it: {reason}.",
+                    fix="Give as many elements as it indexes, or clamp the index in the function.",
+                ) from None
+            return found if widen is None else widen(found)
+
+        return element
 
 
 _compiled: weakref.WeakKeyDictionary[Expr, dict[torch.dtype, Compiled]] = weakref.WeakKeyDictionary()

@@ -48,14 +48,18 @@ def check_extents(program: Program, values: Mapping[str, object], counts: Mappin
         counts: ``num_qo_heads``, ``num_kv_heads`` and ``batch``.
 
     Raises:
-        ParamError: a tensor is shorter than its functor reads.
+        ParamError: a tensor is shorter than its functor reads, or has elements for other heads.
     """
     for name, dim, counted_by in extents(program):
         value = values.get(name)
-        if isinstance(value, torch.Tensor) and value.shape[dim] < counts[counted_by]:
+        if not isinstance(value, torch.Tensor):
+            continue
+        extent, wanted = value.shape[dim], counts[counted_by]
+        # a table of requests may be a buffer for more of them; one of heads belongs to exactly these heads
+        if extent < wanted or (extent > wanted and counted_by != "batch"):
             raise ParamError(
                 name=name,
                 given=f"shape {tuple(value.shape)}",
-                expected=f"Dimension {dim} is indexed with {counts[counted_by]} values ({counted_by}).",
-                fix="Give one element for each.",
+                expected=f"Dimension {dim} is indexed with {wanted} values ({counted_by}).",
+                fix="Give one element for each; of a larger table, the part that belongs to these heads.",
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from attnloom.errors import NotYetSupported
 from attnloom.variant import program as _program
@@ -127,6 +127,17 @@ class Variant:
         if not self._program.use_softmax:
             parts.append("no softmax")
         return f"Variant({', '.join(parts) or 'full attention'})"
+
+    def __copy__(self) -> Variant:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Variant:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise NotYetSupported(
+            feature="pickling a Variant", fix="Build it again, from the same functions, where it is needed."
+        )
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Variant is immutable; build a new one instead of setting {name}")

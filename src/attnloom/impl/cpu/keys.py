@@ -7,12 +7,19 @@ the page size and the range alone, never on where the pages lie: the same number
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from attnloom.impl.cpu.scratch import SCRATCH
 from attnloom.schedule.work import PageView
+
+Ints = npt.NDArray[np.int64]
+Strides = tuple[int, int, int | None]
+"""Of pages, slots, and heads where each is a row of its own; in rows."""
 
 PANEL = 1 << 22  # elements gathered at once for all tiles of a unit
 CHUNK = 1 << 20  # elements gathered at once where every tile gathers for itself
@@ -29,14 +36,27 @@ class Range:
     last_head: int
 
 
+class Index:
+    """The row numbers of the last gather: v asks for those of k again where the strides are equal."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[Range, Strides], torch.Tensor] | None = None
+
+    def rows(self, key: tuple[Range, Strides], make: Callable[[Range, Strides], torch.Tensor]) -> torch.Tensor:
+        """make(*key), or what it gave for the same key just before."""
+        if self._last is None or self._last[0] != key:
+            self._last = key, make(*key)
+        return self._last[1]
+
+
 class Pages:
     """Where the keys of each request lie: the page view, on the host."""
 
     def __init__(self, view: PageView) -> None:
         self.size = view.page_size
-        self._pages = view.pages
+        self._pages = None if view.pages is None else view.pages.numpy()
         self._start: list[int] = view.page_start.tolist()
-        self._offset = torch.arange(view.page_size, device="cpu")
+        self._offset = np.arange(view.page_size, dtype=np.int64)
 
     def single(self, r: Range) -> tuple[int, int, bool] | None:
         """(page, first slot in it, ragged) where the range lies in one page or in ragged rows."""
@@ -48,17 +68,18 @@ class Pages:
             return None
         return int(self._pages[start + first]), r.begin - first * self.size, False
 
-    def slots(self, r: Range, page_stride: int, slot_stride: int) -> torch.Tensor:
-        """int64 [keys]: page * page_stride + offset * slot_stride of every key."""
+    def slots(self, r: Range, page_stride: int, slot_stride: int) -> Ints:
+        """page * page_stride + offset * slot_stride of every key."""
         table = self._pages
         if table is None:
             raise RuntimeError("ragged keys are rows of one range: they are never gathered")
         start, first, last = self._start[r.request], r.begin // self.size, -(-r.end // self.size)
-        pages = table[start + first : start + last].long() * page_stride
+        pages: Ints = np.multiply(table[start + first : start + last], page_stride, dtype=np.int64)
         if self.size == 1:
             return pages
         inside = r.begin - first * self.size
-        return (pages[:, None] + self._offset * slot_stride).flatten()[inside : inside + r.end - r.begin]
+        slots: Ints = np.add.outer(pages, self._offset * slot_stride).reshape(-1)
+        return slots[inside : inside + r.end - r.begin]
 
 
 class Cache:
@@ -72,10 +93,13 @@ class Cache:
         self.dim = tensor.shape[-1]
         self._by_head = tensor.stride(2) > tensor.stride(1)  # keys of a head are neighbours
 
-    def read(self, r: Range) -> torch.Tensor:
-        """[heads, keys, dim] in fp32, a view of the cache or of scratch memory that the next read overwrites."""
+    def read(self, r: Range, known: Index) -> torch.Tensor:
+        """[heads, keys, dim] in fp32, a view of the cache or of scratch memory that the next read overwrites.
+
+        known: row numbers that v takes over from k.
+        """
         single = self._pages.single(r)
-        heads, keys = r.last_head - r.first_head, r.end - r.begin
+        keys = r.end - r.begin
         if single is not None:
             page, slot, ragged = single
             if ragged:
@@ -83,7 +107,7 @@ class Cache:
             else:
                 view = self._tensor[page, slot : slot + keys, r.first_head : r.last_head]
             return self._converted(view.transpose(0, 1), self._by_head) if self._convert else view.transpose(0, 1)
-        return self._gather(r, heads, keys)
+        return self._gather(r, known)
 
     def copies(self, r: Range) -> bool:
         """Whether `read` copies the range."""
@@ -96,32 +120,34 @@ class Cache:
             return SCRATCH.take(self._name, (heads, keys, dim)).copy_(view)
         return SCRATCH.take(self._name, (keys, heads, dim)).copy_(view.transpose(0, 1)).transpose(0, 1)
 
-    def _gather(self, r: Range, heads: int, keys: int) -> torch.Tensor:
+    def _gather(self, r: Range, known: Index) -> torch.Tensor:
         """Copy rows of a two-dimensional view of the cache whose rows start at every multiple of a common stride."""
-        cache = self._tensor
+        cache, heads = self._tensor, r.last_head - r.first_head
         page, slot, head = cache.stride()[:3]
         joined = heads == 1 or head == self.dim  # the heads of a token are one row
-        step = math.gcd(page, slot) if joined else math.gcd(page, slot, head)
-        step = step or 1
-        index = self._pages.slots(r, page // step, slot // step)
+        step = (math.gcd(page, slot) if joined else math.gcd(page, slot, head)) or 1
+        strides = page // step, slot // step, None if joined else head // step
+        index = known.rows((r, strides), self._rows)
         width, last = heads * self.dim, (cache.shape[0] - 1) * page + (cache.shape[1] - 1) * slot
         if not joined:
             width, last = self.dim, last + (heads - 1) * head
-            by_head = torch.arange(heads, device="cpu") * (head // step)
-            index = (by_head[:, None] + index).flatten()
-        base = cache.storage_offset() + r.first_head * head
-        rows = cache.as_strided((last // step + 1, width), (step, 1), base)
-        shape = (keys, heads, self.dim) if joined else (heads, keys, self.dim)
-        flat = (index.shape[0], width)
+        rows = cache.as_strided((last // step + 1, width), (step, 1), cache.storage_offset() + r.first_head * head)
+        found = SCRATCH.take(self._name, (index.shape[0], width), cache.dtype)
+        torch.index_select(rows, 0, index, out=found)
         if self._convert:
-            gathered = SCRATCH.take(self._name, flat, cache.dtype)
-            torch.index_select(rows, 0, index, out=gathered)
-            found = SCRATCH.take(self._name, flat).copy_(gathered).view(shape)
-        else:
-            found = SCRATCH.take(self._name, flat)
-            torch.index_select(rows, 0, index, out=found)
-            found = found.view(shape)
-        return found.transpose(0, 1) if joined else found
+            found = SCRATCH.take(self._name, found.shape).copy_(found)
+        keys = r.end - r.begin
+        if joined:
+            return found.view(keys, heads, self.dim).transpose(0, 1)
+        return found.view(heads, keys, self.dim)
+
+    def _rows(self, r: Range, strides: Strides) -> torch.Tensor:
+        """int64 [keys], or [heads * keys] where heads are rows of their own."""
+        page, slot, head = strides
+        index = self._pages.slots(r, page, slot)
+        if head is not None:
+            index = np.add.outer(np.arange(r.last_head - r.first_head) * head, index).reshape(-1)
+        return torch.from_numpy(index)
 
 
 class Panel:
@@ -130,11 +156,12 @@ class Panel:
     def __init__(self, k: Cache, v: Cache, hull: Range, many: bool) -> None:
         self._caches = k, v
         self._hull = hull
+        self._index = Index()
         self._held: tuple[torch.Tensor, torch.Tensor] | None = None
         elements = (hull.end - hull.begin) * (hull.last_head - hull.first_head) * max(k.dim, v.dim)
         self.copies = hull.end > hull.begin and (k.copies(hull) or v.copies(hull))
         if self.copies and many and elements <= PANEL:
-            self._held = k.read(hull), v.read(hull)
+            self._held = k.read(hull, self._index), v.read(hull, self._index)
             self.copies = False
 
     def keys(self, begin: int, end: int) -> torch.Tensor:
@@ -150,4 +177,4 @@ class Panel:
         if self._held is not None:
             return self._held[which][:, begin - hull.begin : end - hull.begin]
         r = Range(hull.request, begin, end, hull.first_head, hull.last_head)
-        return self._caches[which].read(r)
+        return self._caches[which].read(r, self._index)
