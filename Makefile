@@ -105,13 +105,17 @@ format: $(DEV_STAMP)
 
 # ---------------------------------------------------------------- tests
 # One target per pytest process; `make test` runs the gates first, then each of SUITES in turn.
-SUITES := test-main test-transformers-5.17
+SUITES := test-main test-triton-interpreter test-transformers-5.17
 .PHONY: $(SUITES)
 test: lint
 	@$(MAKE) --no-print-directory $(SUITES)
 
 test-main: $(DEV_STAMP)
 	$(PYTEST) tests
+
+# Triton's interpreter takes the place of its compiler for a whole process.
+test-triton-interpreter: $(DEV_STAMP)
+	TRITON_INTERPRET=1 $(PYTEST) tests/triton_interpreter
 
 test-transformers-5.17: $(DEV_STAMP) $(COMPAT_STAMP)
 	PYTHONPATH=$(COMPAT) $(PYTEST) tests/transformers_compat

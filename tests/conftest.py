@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 
 import case_table
@@ -9,6 +10,9 @@ import pytest
 import torch
 
 from attnloom.testing.poison import dirty_bytes_
+
+# Kernels under the interpreter have a process of their own.
+collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["triton_interpreter"]
 
 torch.set_num_threads(1)  # small shapes: a second thread only waits
 

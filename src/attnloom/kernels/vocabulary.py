@@ -14,8 +14,7 @@ def cast(x, dtype: tl.constexpr):
     """`x` as `dtype`; to bool it compares with 0."""
     if dtype == tl.int1:
         return x != 0
-    else:
-        return tl.cast(x, dtype)
+    return tl.cast(x, dtype)
 
 
 @triton.jit
@@ -46,13 +45,13 @@ def mod_int(a, b):
 
 @triton.jit
 def floordiv_float(a, b):
-    """``floor(a / b)``."""
+    """The quotient of two floats, rounded towards minus infinity."""
     return tl.floor(divide(a, b))
 
 
 @triton.jit
 def mod_float(a, b):
-    """``a - floor(a / b) * b``."""
+    """What `floordiv_float` leaves; has the sign of `b`."""
     return a - tl.floor(divide(a, b)) * b
 
 
@@ -64,7 +63,7 @@ def divide(a, b):
 
 @triton.jit
 def tanh(x):
-    """tanh from exp2, exact to fp32 rounding of its argument: never overflows, odd, tanh(±inf) = ±1."""
+    """Hyperbolic tangent by exp2, exact to the rounding of fp32; odd, never overflows, ±1 at the infinities."""
     e = tl.exp2(tl.abs(x) * (-2.0 * LOG2E))
     t = (1.0 - e) / (1.0 + e)
     return tl.where(x < 0, -t, t)
@@ -115,7 +114,7 @@ def trunc(x):
 
 
 @triton.jit
-def round(x):  # noqa: A001 - the language's own name
+def round(x):
     """To the nearest integer, ties to even."""
     low = tl.floor(x)
     rest = x - low
@@ -127,25 +126,25 @@ def round(x):  # noqa: A001 - the language's own name
 def sign(x):
     """-1, 0 or 1; NaN stays NaN."""
     one = tl.where(x > 0, 1, tl.where(x < 0, -1, 0)).to(x.dtype)
-    return tl.where(x != x, x, one)
+    return tl.where(x != x, x, one)  # noqa: PLR0124 - true for NaN alone
 
 
 @triton.jit
 def isnan(x):
     """Whether `x` is NaN."""
-    return x != x
+    return x != x  # noqa: PLR0124 - true for NaN alone
 
 
 @triton.jit
 def minimum(a, b):
     """The smaller; NaN if either is."""
-    return tl.where((a != a) | (a < b), a, b)
+    return tl.where((a != a) | (a < b), a, b)  # noqa: PLR0124 - true for NaN alone
 
 
 @triton.jit
 def maximum(a, b):
     """The larger; NaN if either is."""
-    return tl.where((a != a) | (a > b), a, b)
+    return tl.where((a != a) | (a > b), a, b)  # noqa: PLR0124 - true for NaN alone
 
 
 @triton.jit

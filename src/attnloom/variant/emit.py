@@ -25,7 +25,9 @@ SIGNATURES = {
     "output": ("x", "pos", "head", "batch", "lse"),
 }
 _TYPES = {Dtype.BOOL: "tl.int1", Dtype.INT32: "tl.int32", Dtype.INT64: "tl.int64", Dtype.FLOAT: "tl.float32"}
-_PLAIN_INFIX = frozenset("or xor and bitor bitxor bitand lt le eq ne shl shr add sub mul".split())
+_PLAIN_INFIX = frozenset(
+    ["or", "xor", "and", "bitor", "bitxor", "bitand", "lt", "le", "eq", "ne", "shl", "shr", "add", "sub", "mul"]
+)
 _CALLS = {name: f"voc.{name}" for name in OPS if OPS[name].infix is None} | {
     "exp": "tl.exp",
     "exp2": "tl.exp2",

@@ -60,7 +60,7 @@ class TritonImplementation(Implementation):
 
     def launch(self, plan: Plan, tensors: LaunchTensors) -> None:
         """See `launch.launch`."""
-        from attnloom.impl.triton.launch import launch  # noqa: PLC0415 - loads triton
+        from attnloom.impl.triton.launch import launch
 
         config = self.default_config(tensors.spec, tensors.program, Target.of(tensors.q.device))
         launch(plan, tensors, config.classes)

@@ -44,10 +44,7 @@ def functors(
     q_pos, q_idx, qo_head, kv_head, batch, qo_len = rows
     kv_len, sm_scale, kv_pos_ptr = kv
     index = tile_begin + tl.arange(0, cfg.TILE_KV)
-    if cfg.HAS_KV_POS:
-        kv_pos = tl.load(kv_pos_ptr + tl.minimum(index, kv_len - 1))[None, :]
-    else:
-        kv_pos = index[None, :]
+    kv_pos = (tl.load(kv_pos_ptr + tl.minimum(index, kv_len - 1)) if cfg.HAS_KV_POS else index)[None, :]
     q_pos, q_idx, qo_head = q_pos[:, None], q_idx[:, None], qo_head[:, None]
     if not cfg.FOLD:
         scores = scores * sm_scale
@@ -81,7 +78,7 @@ def visit_tile(
     """One kv tile joins the state; FULL: every key of it exists and is visible to every row."""
     acc0, acc1, row_max, row_sum = state
     k_ptr, v_ptr, k_page, k_token, v_page, v_token = caches
-    kv_len, sm_scale, kv_pos_ptr = kv
+    kv_len, sm_scale, _ = kv
     TAIL: tl.constexpr = not FULL
     KEYS: tl.constexpr = cfg.TILE_KV
     k_rows = row_offsets(tile_begin, kv_len, table, k_page, k_token, cfg.TILE_KV, cfg.PAGED, cfg.PAGE_SIZE, TAIL)

@@ -33,8 +33,7 @@ def row_positions(q_pos_ptr, q_begin, q_idx, qo_len, kv_len, HAS_Q_POS: tl.const
     """q_pos of each row: given, or aligned bottom-right."""
     if HAS_Q_POS:
         return tl.load(q_pos_ptr + q_begin + q_idx)
-    else:
-        return q_idx + (kv_len - qo_len)
+    return q_idx + (kv_len - qo_len)
 
 
 @triton.jit
@@ -43,8 +42,7 @@ def load_rows(base, dim_begin: tl.constexpr, inside, WIDTH: tl.constexpr, DIM: t
     dim = dim_begin + tl.arange(0, WIDTH)
     if dim_begin + WIDTH > DIM:
         return tl.load(base[:, None] + dim[None, :], mask=inside[:, None] & (dim < DIM)[None, :], other=0.0)
-    else:
-        return tl.load(base[:, None] + dim[None, :], mask=inside[:, None], other=0.0)
+    return tl.load(base[:, None] + dim[None, :], mask=inside[:, None], other=0.0)
 
 
 @triton.jit

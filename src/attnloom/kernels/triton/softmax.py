@@ -13,8 +13,7 @@ def dot(a, b, acc, UPCAST: tl.constexpr):
     """``acc + a @ b`` in fp32; UPCAST: operands to fp32 first (the interpreter multiplies bf16 wrongly)."""
     if UPCAST:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
-    else:
-        return tl.dot(a, b, acc, input_precision="ieee")
+    return tl.dot(a, b, acc, input_precision="ieee")
 
 
 @triton.jit
@@ -26,10 +25,7 @@ def online_softmax(scores, scale, row_max, row_sum, GUARD: tl.constexpr):
     Returns (weights, rescale of what was accumulated, row_max, row_sum).
     """
     new_max = tl.maximum(row_max, tl.max(scores, 1) * scale)
-    if GUARD:
-        anchor = tl.where(new_max == NEG_INF, 0.0, new_max)
-    else:
-        anchor = new_max
+    anchor = tl.where(new_max == NEG_INF, 0.0, new_max) if GUARD else new_max
     weights = tl.exp2(scores * scale - anchor[:, None])
     rescale = tl.exp2(row_max - anchor)
     return weights, rescale, new_max, row_sum * rescale + tl.sum(weights, 1)
