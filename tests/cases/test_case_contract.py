@@ -128,8 +128,8 @@ def test_the_latest_operand_wins(runner):
 @pytest.mark.case(42)
 def test_operands_that_shape_the_plan_may_come_with_run(runner):
     """The prefix decides which tiles are read: a run with another one must not read the plan's tiles."""
-    batch = runner.place(random_sequences([30, 3], [60, 300], HEADS), Placement())
-    short, long = (torch.tensor(x, dtype=torch.int32) for x in ([5, 20], [40, 299]))
+    batch = runner.place(random_sequences([300, 3], [300, 400], HEADS), Placement())
+    short, long = (torch.tensor(x, dtype=torch.int32) for x in ([5, 20], [280, 399]))
     expected = {id(p): expect(batch, oracle.prefix_lm(p)) for p in (short, long)}
     attn = runner.for_batch(batch, variant=al.variants.prefix_lm())
     [name] = attn.variant.params
