@@ -47,7 +47,6 @@ _SMALL = 300.0  # a plan cheaper than this is not worth waking threads
 _UNITS_PER_WORKER = 3  # a unit is at most this fraction of a worker's share, where it can be divided
 # Many rows in a product read the keys from cache less often; few compute less beyond the diagonal.
 _PRODUCT_ROWS = 512  # of all its heads
-_JOINED_ROWS = 512
 _KEYS_PER_ROW = 3  # tiles are joined while a row has this many keys
 _PANEL_KEYS = 1 << 13  # keys times heads that a unit of several tiles gathers once for all of them
 
@@ -213,7 +212,7 @@ def _fused(tiles: list[Tile]) -> list[Tile]:
             last = fused[-1]
             rows = last.row_count + tile.row_count
             joins = tile.slots is None and last.slots is None and tile.row_start == last.row_start + last.row_count
-            if joins and rows <= min(_JOINED_ROWS, tile.keys // _KEYS_PER_ROW) and tile.spans == last.spans:
+            if joins and rows <= min(_PRODUCT_ROWS, tile.keys // _KEYS_PER_ROW) and tile.spans == last.spans:
                 fused[-1] = last._replace(row_count=rows)
                 continue
         fused.append(tile)
