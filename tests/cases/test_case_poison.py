@@ -43,15 +43,21 @@ def test_the_last_page_of_the_reports(runner, page, kv):
 @each_dtype
 @pytest.mark.parametrize("kind", ["nan", "inf", "huge"])
 @pytest.mark.parametrize("page", [1, 5, 16])
-def test_pages_wholly_outside_the_window_may_hold_anything(runner, page, kind, dtype):
-    """Every key before the window of the request's first row is poisoned, to the page."""
+@pytest.mark.parametrize("first", [0, 3])
+def test_pages_wholly_outside_the_window_may_hold_anything(runner, first, page, kind, dtype):
+    """Keys before the window of the request's first row are poisoned, to the page; the `first` ones are visible."""
     qo, kv, left = [1, 4, 150, 1], [150, 333, 400, 70], 37
     batch = runner.place(random_sequences(qo, kv, Heads.of(4, 2, 32, dtype)), Placement(page_size=page))
-    pair = Pair(al.variants.causal() & al.variants.sliding_window(left), oracle.causal() & oracle.sliding_window(left))
+
+    def mask(q_pos, kv_pos):
+        return (kv_pos <= q_pos) & ((kv_pos >= q_pos - left) | (kv_pos < first))
+
+    window = al.variants.causal() & al.variants.sliding_window(left)
+    pair = Pair(al.Variant(logits_mask=mask) if first else window, oracle.Functors(mask=mask))
     expected = expect(batch, pair.functors)
     for i in range(len(qo)):
         outside = max(kv[i] - qo[i] - left, 0) // page * page
-        batch.poison_keys(i, range(outside), kind)
+        batch.poison_keys(i, range(-(-first // page) * page, outside), kind)
     check(runner, batch, pair, expected=expected)
 
 
