@@ -60,8 +60,8 @@ ROWS = (
     Row(
         128,
         (ClassConfig(16, 64, 2, 3, 4), ClassConfig(128, 64, 8, 2, 2, 128)),
-        "H200, 2026-11-30, page 16, 32/8 heads: decode 64x4096 4.15 TB/s; causal prefill 4x4096, prototype, 411 TFLOP/s, "
-        "(128, 128) with one CTA an SM 314, (64, 64) with two 324",
+        "H200, 2026-11-30, page 16, 32/8 heads: decode 64x4096 4.15 TB/s; causal prefill 4x4096 (prototype) "
+        "411 TFLOP/s, (128, 128) with one CTA an SM 314, (64, 64) with two 324",
     ),
     Row(256, (ClassConfig(16, 64, 4, 2, 2), ClassConfig(128, 64, 8, 2, 1))),
     Row(576, (ClassConfig(16, 32, 4, 2, 1), ClassConfig(64, 32, 8, 2, 1))),
