@@ -41,7 +41,7 @@ BLOCKS = (
     t0 = voc.floordiv_int(q_pos, 4)
     t1 = voc.floordiv_int(kv_pos, 4)
     t2 = t0 == t1
-    t3 = voc.mod_int(q_pos, operands[0])
+    t3 = voc.mod_int(q_pos, voc.scalar(operands[0], tl.int32))
     t4 = t3 == 0
     t5 = t2 | t4
     return t5

@@ -30,6 +30,16 @@ def element(pointer, dtype: tl.constexpr):
 
 
 @triton.jit
+def scalar(x, dtype: tl.constexpr):
+    """A scalar operand's value: the number itself, or the one element that a pointer stands for."""
+    value = x
+    if hasattr(x, "dtype"):  # noqa: SIM102 - Triton's interpreter leaves numbers as they are
+        if x.dtype.is_ptr():
+            value = element(x, dtype)
+    return value
+
+
+@triton.jit
 def floordiv_int(a, b):
     """Python's ``//``: rounds towards minus infinity."""
     quotient = a // b

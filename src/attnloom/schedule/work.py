@@ -101,6 +101,10 @@ class Plan:
 
     A composed format has several levels: its sequences are numbered through (``level_indptr``), and rows
     that are not neighbours are gathered through ``row_maps`` (item.row_map is an offset into it).
+
+    whole  under declared maxima: the buffers that this plan's arrays are the beginnings of, in their full
+           extent and the same for every plan. ``work_indptr`` says which items are real, and the merge list's
+           indptr repeats its last value; so a launch of `whole` does the work of whatever plan was made last.
     """
 
     batch: int
@@ -118,6 +122,7 @@ class Plan:
     deterministic: bool
     has_q_pos: bool
     has_kv_pos: bool
+    whole: Plan | None = None
 
     @property
     def group_size(self) -> int:

@@ -55,7 +55,8 @@ from attnloom.kernels import vocabulary as voc
 class OperandSlots:
     """Where each parameter's fields stand in the kernel's flat `operands` tuple.
 
-    A scalar takes one field (its value); a tensor one for its pointer and, per dimension, extent and stride.
+    A scalar takes one field (its value, or a pointer to it); a tensor one for its pointer and, per dimension,
+    extent and stride.
     """
 
     first: Mapping[str, int]
@@ -108,7 +109,7 @@ def _leaf(node: Expr, slots: OperandSlots) -> str | None:
     if isinstance(node, Symbol):
         return node.name
     if isinstance(node, ParamRef):
-        return f"operands[{slots.first[node.name]}]"
+        return f"voc.scalar(operands[{slots.first[node.name]}], {_TYPES[node.dtype]})"
     return None
 
 

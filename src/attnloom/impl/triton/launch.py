@@ -19,7 +19,11 @@ from attnloom.variant import Program
 
 
 def launch(plan: Plan, tensors: LaunchTensors, configs: tuple[ClassConfig, ...]) -> None:
-    """One attention launch per class that has items, then one merge per class where something was split."""
+    """One attention launch per class that has items, then one merge per class where something was split.
+
+    Under declared maxima every plan is launched alike, as the whole buffers: a captured launch serves later plans.
+    """
+    plan = plan.whole or plan
     one = _Launch(plan, tensors)
     for index, config in enumerate(configs):
         if plan.classes[index].num_items:
@@ -60,6 +64,7 @@ class _Launch:
             self._operands,
             t.spec.sm_scale,
             self._plan.levels[0].page_size,
+            min(t.k.shape[0], t.v.shape[0]),
             work.heads_per_item,
             **self._functions,
             cfg=kernel_config(self._plan, t, config),
@@ -69,7 +74,8 @@ class _Launch:
     def merge(self, index: int, config: ClassConfig) -> None:
         """The merge kernel of class `index`."""
         plan = self._plan
-        merge_kernel[(plan.merges.entries.shape[0], plan.num_kv_heads)](
+        heads = max(work.heads_per_item for work in plan.classes)
+        merge_kernel[(plan.merges.entries.shape[0], heads)](
             self._out,
             self._lse,
             self._parts[index],
@@ -118,12 +124,12 @@ def _operands(t: LaunchTensors) -> tuple[Any, ...]:
     flat: list[Any] = []
     for name in sorted(t.program.params):
         value = t.params[name]
-        if isinstance(value, torch.Tensor) and t.program.params[name].ndim:
+        if isinstance(value, torch.Tensor):
             flat.append(value.view(torch.uint8) if value.dtype == torch.bool else value)
             for size, stride in zip(value.shape, value.stride(), strict=True):
                 flat += [size, stride]
         else:
-            flat.append(value.item() if isinstance(value, torch.Tensor) else value)
+            flat.append(value)
     return tuple(flat)
 
 

@@ -41,7 +41,10 @@ def merge_kernel(
     OUTPUT: tl.constexpr,
     cfg: tl.constexpr,
 ):
-    """Entry `program_id(0)`, kv head `program_id(1)` of an every-head entry; entries of other classes do nothing."""
+    """Entry `program_id(0)`, kv head `program_id(1)` of an every-head entry; entries of other classes do nothing.
+
+    Nor do entries without slots: the list's buffer may be longer than the list.
+    """
     entries_ptr, indptr_ptr, slots_ptr = merges
     entry = tl.program_id(0)
     first = tl.load(indptr_ptr + entry)
@@ -49,7 +52,7 @@ def merge_kernel(
     at = entries_ptr + entry * 5
     kv_head = tl.load(at + 4)
     every = kv_head < 0
-    mine = tl.load(slots_ptr + first * 2) == class_index
+    mine = (first < last) & (tl.load(slots_ptr + first * 2, mask=first < last, other=-1) == class_index)
     if every:
         kv_head = tl.program_id(1)
     elif tl.program_id(1) > 0:
