@@ -64,6 +64,17 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def positive_seconds(text: str) -> float:
+    """A time above 0."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds above 0")
+    return seconds
+
+
 def variant(text: str) -> Variant:
     """Built-in variants joined by ``+``, with a number behind ``:`` where one takes it.
 

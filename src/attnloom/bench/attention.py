@@ -11,7 +11,7 @@ import torch
 from attnloom.bench.arguments import DTYPES
 from attnloom.bench.case import Case, make_batch, make_engine
 from attnloom.bench.sdpa import LAYOUTS, Peer, make_peer
-from attnloom.bench.timing import Spread, clock, interleave, quickest, spread
+from attnloom.bench.timing import Spread, host_seconds, interleave, quickest, spread
 from attnloom.testing.inputs import Batch
 from attnloom.testing.tolerance import assert_out_close
 
@@ -65,10 +65,9 @@ def measure(case: Case, rounds: int) -> Result:
     out = attn.run(batch.q, *batch.caches)
     peers = [make_peer(batch, layout) for layout in LAYOUTS]
     _check(case, batch, out, peers[0])
-    timer = clock(batch.q.device)
-    peer = peers[quickest(peers, timer)]
+    peer = peers[quickest(peers, host_seconds)]
     plan_seconds = _plan_seconds(case, batch)
-    seconds, peer_seconds = interleave(lambda: attn.run(batch.q, *batch.caches), peer, rounds, timer)
+    seconds, peer_seconds = interleave(lambda: attn.run(batch.q, *batch.caches), peer, rounds, host_seconds)
     return Result(
         case=case,
         implementation=attn.implementation,

@@ -15,6 +15,7 @@ import torch
 from attnloom.bench import chart, machine, show
 from attnloom.bench.attention import Result, measure
 from attnloom.bench.case import Case
+from attnloom.bench.gpu.presets import GPU_PRESETS
 from attnloom.bench.presets import PRESETS
 from attnloom.bench.timing import MIN_ROUNDS
 from attnloom.errors import InvalidArgument
@@ -39,6 +40,9 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidArgument(
             name="--rounds", given=args.rounds, supported=f"an integer from {MIN_ROUNDS}", fix="Quartiles need them."
         )
+    if torch.device(args.device).type == "cuda":
+        return _run_on_gpu(args)
+    _refuse_gpu_options(args)
     cases, threads = _preset(args) if args.preset else (_cases(args), None)
     torch.set_num_threads(args.threads or threads or torch.get_num_threads())
     facts = machine.facts(args.device)
@@ -52,6 +56,40 @@ def run(args: argparse.Namespace) -> int:
     return WRONG_RESULT if wrong else 0
 
 
+def _run_on_gpu(args: argparse.Namespace) -> int:
+    from attnloom.bench.gpu import command
+    from attnloom.bench.gpu.case import GpuCase
+
+    if args.preset in PRESETS:
+        raise InvalidArgument(
+            name="--device", given=args.device, supported=f"cpu with --preset {args.preset}", fix="Leave it out."
+        )
+    if not args.preset:
+        return command.run(args, [GpuCase(case) for case in _cases(args)])
+    _refuse_beside_preset(args)
+    chosen = _chosen(args)
+    cases = [
+        dataclasses.replace(each, case=dataclasses.replace(each.case, device=args.device, **chosen))
+        for each in GPU_PRESETS[args.preset]()
+    ]
+    return command.run(args, cases)
+
+
+def _refuse_gpu_options(args: argparse.Namespace) -> None:
+    """What only a GPU run knows raises on the CPU."""
+    given = {
+        "--preset": args.preset if args.preset in GPU_PRESETS else None,
+        "--peers": None if args.peers == ["all"] else args.peers,
+        "--skip-peer": args.skip_peer or None,
+        "--seconds": args.seconds,
+        "--json": args.json,
+        "--chart": args.chart,
+    }
+    for name, value in given.items():
+        if value is not None:
+            raise InvalidArgument(name=name, given=value, supported="nothing on a CPU", fix="Add --device cuda.")
+
+
 def _report(args: argparse.Namespace, results: Sequence[Result], facts: Mapping[str, Any]) -> None:
     print(f"\n{show.table(results)}\n")
     print("ratio: torch's time / AttnLoom's, above 1 AttnLoom is faster; plan is not part of either.")
@@ -61,6 +99,13 @@ def _report(args: argparse.Namespace, results: Sequence[Result], facts: Mapping[
 
 def _preset(args: argparse.Namespace) -> tuple[tuple[Case, ...], int]:
     """The preset's cases and threads; only how they run may be chosen beside it."""
+    _refuse_beside_preset(args)
+    preset = PRESETS[args.preset]
+    chosen = _chosen(args)
+    return tuple(dataclasses.replace(case, device=args.device, **chosen) for case in preset.cases()), preset.threads
+
+
+def _refuse_beside_preset(args: argparse.Namespace) -> None:
     fixed = [name for name in _DEFAULTS if getattr(args, name) is not None]
     if fixed:
         raise InvalidArgument(
@@ -69,9 +114,11 @@ def _preset(args: argparse.Namespace) -> tuple[tuple[Case, ...], int]:
             supported="nothing beside --preset, which fixes the cases",
             fix="Leave out one of them.",
         )
-    preset = PRESETS[args.preset]
-    chosen = {name: getattr(args, name) for name in ("implementation", "num_ctas") if getattr(args, name) is not None}
-    return tuple(dataclasses.replace(case, device=args.device, **chosen) for case in preset.cases()), preset.threads
+
+
+def _chosen(args: argparse.Namespace) -> dict[str, Any]:
+    """How a preset's cases run, where the command line says so."""
+    return {name: getattr(args, name) for name in ("implementation", "num_ctas") if getattr(args, name) is not None}
 
 
 def _cases(args: argparse.Namespace) -> tuple[Case, ...]:

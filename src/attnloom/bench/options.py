@@ -5,21 +5,27 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from attnloom.bench.arguments import DTYPES, device, heads, page_size, positive
+from attnloom.bench.arguments import DTYPES, device, heads, page_size, positive, positive_seconds
+from attnloom.bench.gpu.presets import GPU_PRESETS
 from attnloom.bench.presets import PRESETS
 from attnloom.bench.timing import MIN_ROUNDS
 
-COMMANDS = ("attention", "plan")
+COMMANDS = ("attention", "plan", "draw")
 
 _EPILOG = """\
 examples:
   attnloom bench --workload sharegpt_64 --mode decode --dtype bf16
   attnloom bench --workload zipf_16x1024 uniform_16x1024 --mode prefill --page-size ragged
   attnloom bench --preset cpu-figures
+  attnloom bench --preset issue-3 --device cuda --peers all --rounds 7 --json out.json --chart out.png
 
-Attention is causal. Each result is first compared with torch SDPA, within a tolerance derived from torch's own error
-in a wider type. Then both run in interleaved rounds; torch is called request by request on K and V gathered
-beforehand, at its faster memory layout. The ratio is torch's time / AttnLoom's. Planning is not part of it.
+Attention is causal; the ratio is the peer's time / AttnLoom's. Planning is not part of it.
+On a CPU: each result is first compared with torch SDPA, within a tolerance derived from torch's own error in a wider
+type. Then both run in interleaved rounds; torch is called request by request on K and V gathered beforehand, at its
+faster memory layout.
+On a GPU: results are compared with attention by hand, and every setting of every peer with AttnLoom's; the quickest
+setting of each peer and AttnLoom run in interleaved rounds with a cold L2, decode as a replayed CUDA graph. Peers that
+are not installed or do not fit are listed with the reason.
 To measure as on a CPU without AVX-512: ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 attnloom bench ...
 """
 
@@ -32,14 +38,14 @@ def complete(words: list[str]) -> list[str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`bench attention` and `bench plan` with their options."""
-    from attnloom.bench import plan
+    """`bench attention`, `bench plan` and `bench draw` with their options."""
+    from attnloom.bench import draw, plan
 
-    commands = parser.add_subparsers(dest="bench_command", required=True, metavar="[attention | plan]")
+    commands = parser.add_subparsers(dest="bench_command", required=True, metavar="[attention | plan | draw]")
     attention = commands.add_parser(
         "attention",
-        help="attention beside torch SDPA (the default)",
-        description="Time attention beside torch SDPA.",
+        help="attention beside torch SDPA, on a GPU beside every peer (the default)",
+        description="Time attention beside torch SDPA, on a GPU beside every peer that is installed.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -47,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     planner = commands.add_parser("plan", help="the planner alone", description="Time the planner.")
     plan.add_arguments(planner)
     planner.set_defaults(bench=plan.run)
+    drawn = commands.add_parser("draw", help="table and chart of a GPU run's JSON", description="Draw a run again.")
+    draw.add_arguments(drawn)
+    drawn.set_defaults(bench=draw.run)
 
 
 def _attention_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +68,7 @@ def _attention_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--page-size", nargs="+", type=page_size, metavar="N", help="or 'ragged'; default: 16")
     what.add_argument("--heads", type=heads, metavar="QO/KV", help="default: 32/8")
     what.add_argument("--head-dim", type=positive, metavar="D", help="default: 128")
-    what.add_argument("--preset", choices=tuple(PRESETS), help="instead of these: a fixed list, with targets")
+    what.add_argument("--preset", choices=(*PRESETS, *GPU_PRESETS), help="instead of these: a fixed list, with targets")
     how = parser.add_argument_group("how")
     how.add_argument("--implementation", metavar="NAME", help="see `attnloom info`; default: the first that can run")
     how.add_argument("--device", type=device, default="cpu", help="default: cpu")
@@ -67,4 +76,13 @@ def _attention_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--threads", type=positive, metavar="N", help="torch threads; default: torch's, a preset's own")
     how.add_argument("--rounds", type=positive, default=9, metavar="N", help=f"at least {MIN_ROUNDS}; default: 9")
     how.add_argument("--output-dir", type=Path, default=Path("out/bench"), metavar="DIR", help="default: out/bench")
+    _gpu_arguments(parser.add_argument_group("on a GPU"))
     parser.set_defaults(bench=command.run)
+
+
+def _gpu_arguments(gpu: argparse._ArgumentGroup) -> None:
+    gpu.add_argument("--peers", nargs="+", default=["all"], metavar="ID", help="or 'none', 'flashinfer'; default: all")
+    gpu.add_argument("--skip-peer", nargs="+", default=[], metavar="ID", help="all but these")
+    gpu.add_argument("--seconds", type=positive_seconds, metavar="S", help="start no case that would run past this")
+    gpu.add_argument("--json", type=Path, metavar="FILE", help="default: PRESET.json in --output-dir")
+    gpu.add_argument("--chart", type=Path, metavar="FILE", help="PNG and SVG beside it; default: beside the JSON")

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 Call = Callable[[], object]
 Clock = Callable[[Call, int], float]
 
@@ -16,7 +14,6 @@ MIN_ROUNDS = 7  # with fewer, quartiles say nothing
 
 _SAMPLE_SECONDS = 0.03
 _MOST_CALLS = 200
-_L2_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -38,25 +35,12 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(median, low, high)
 
 
-def clock(device: torch.device) -> Clock:
-    """A function (call, n) -> mean seconds of n calls; on a GPU each finds a cold L2."""
-    if device.type != "cuda":
-        return _host_seconds
-    flush = torch.empty(_L2_BYTES, dtype=torch.int8, device=device)
-
-    def device_seconds(call: Call, calls: int) -> float:
-        total = 0.0
-        for _ in range(calls):
-            flush.zero_()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            call()
-            end.record()
-            end.synchronize()
-            total += begin.elapsed_time(end) * 1e-3
-        return total / calls
-
-    return device_seconds
+def host_seconds(call: Call, calls: int) -> float:
+    """Mean seconds of `calls` calls by the host's clock."""
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - begin) / calls
 
 
 def calls_per_sample(call: Call, measure: Clock) -> int:
@@ -83,10 +67,3 @@ def interleave(ours: Call, peer: Call, rounds: int, measure: Clock) -> tuple[lis
         for which in (0, 1) if i % 2 == 0 else (1, 0):
             seconds[which].append(measure(pair[which], calls[which]))
     return seconds
-
-
-def _host_seconds(call: Call, calls: int) -> float:
-    begin = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter() - begin) / calls
