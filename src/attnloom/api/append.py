@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from attnloom.api import tensors
-from attnloom.errors import DtypeMismatch, InvalidArgument, InvalidMetadata, ShapeMismatch
+from attnloom.errors import DeviceMismatch, DtypeMismatch, InvalidArgument, InvalidMetadata, ShapeMismatch
 from attnloom.formats.index import INDEX_DTYPES
+from attnloom.impl.append import append_rows
 from attnloom.spec import KV_LAYOUTS
 
 
@@ -21,12 +22,16 @@ def append_kv(
     *,
     kv_layout: str = "NHD",
 ) -> None:
-    """Write row i of k ``[n, H_kv, D]`` and v into slot ``slots[i]`` of the caches, in place.
+    """Write row i of k ``[n, H_kv, D]`` and of v ``[n, H_kv, Dv]`` into slot ``slots[i]`` of the caches, in place.
 
-    k_cache, v_cache: ``[num_pages, page_size, H_kv, D]`` (NHD) or ``[num_pages, H_kv, page_size, D]`` (HND),
-    any strides; slots: int32/int64 ``[n]``, ``page * page_size + offset``, −1 is skipped. Slots must differ
-    from each other. Raises from attnloom.errors for a wrong shape or dtype, and, with slots on the host, for
-    one outside the cache.
+    k_cache, v_cache: ``[num_pages, page_size, H_kv, D]`` (NHD) or ``[num_pages, H_kv, page_size, D]`` (HND), in the
+    dtype of k and v; k, v and the caches may have any strides with a contiguous last dimension. slots: int32/int64
+    ``[n]``, any stride, ``page * page_size + offset``; −1 is skipped, and the others must differ from each other.
+
+    On a CUDA device one Triton kernel does it: slots that lie there are read in place, nothing synchronises, a CUDA
+    graph can capture the call, and a slot outside the pool is left out (its value is not known to the host). On the
+    CPU torch indexing does it (under Triton's interpreter the kernel). Raises from attnloom.errors for a wrong shape
+    or dtype, for host slots outside the cache, and on a GPU that Triton does not serve.
     """
     if kv_layout not in KV_LAYOUTS:
         raise InvalidArgument(
@@ -37,19 +42,20 @@ def append_kv(
             raise DtypeMismatch(
                 name=name, given=type(tensor).__name__, expected="a torch.Tensor", fix="Pass the tensor."
             )
-    slots = _slots(slots, k, k_cache.device)
+    slots = _slots(slots, k)
     for name, rows, cache in (("k", k, k_cache), ("v", v, v_cache)):
         _check(name, rows, cache, slots, kv_layout)
-    kept = slots >= 0
-    skipped = not bool(kept.all())
-    slots = slots[kept] if skipped else slots
-    for rows, cache in ((k, k_cache), (v, v_cache)):
-        view = cache if kv_layout == "NHD" else cache.transpose(1, 2)
-        page_size = view.shape[1]
-        view[slots // page_size, slots % page_size] = rows[kept] if skipped else rows
+    if v_cache.device != k_cache.device:
+        raise DeviceMismatch(name="v_cache", given=v_cache.device, expected=k_cache.device)
+    if slots.numel() and k.shape[1]:
+        # pageable memory has been staged when the call returns; pinned memory may still be read by then
+        staged = slots.device.type == "cpu" and not slots.is_pinned()
+        slots = slots.to(k_cache.device, non_blocking=staged)
+        views = (cache if kv_layout == "NHD" else cache.transpose(1, 2) for cache in (k_cache, v_cache))
+        append_rows(k, v, *views, slots)
 
 
-def _slots(given: Any, k: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _slots(given: Any, k: torch.Tensor) -> torch.Tensor:
     try:
         slots: torch.Tensor = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -65,7 +71,7 @@ def _slots(given: Any, k: torch.Tensor, device: torch.device) -> torch.Tensor:
             expected=f"int32 or int64 [{k.shape[0]}], one a row of k",
             fix="A row that is not to be written has slot -1.",
         )
-    return slots.to(device=device, dtype=torch.int64)
+    return slots
 
 
 def _check(name: str, rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, kv_layout: str) -> None:
