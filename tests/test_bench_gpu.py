@@ -172,6 +172,17 @@ def test_contiguous_copies_follow_the_pages():
     assert torch.equal(other.q, batch.q)
 
 
+def test_padded_caches_hold_each_request_and_zeros():
+    batch = DeviceBatch(small(workload="sharegpt_3", page_size=7))
+    k, v = batch.contiguous
+    padded_k, padded_v = batch.padded()
+    for i, length in enumerate(batch.kv_lens):
+        start = sum(batch.kv_lens[:i])
+        assert torch.equal(padded_k[i, :length], k[start : start + length])
+        assert torch.equal(padded_v[i, :length], v[start : start + length])
+        assert not padded_k[i, length:].any()
+
+
 def test_differs_finds_nan_and_shape():
     rows = torch.ones(3, 2, 4)
     assert engine.differs(rows, rows.clone()) is None

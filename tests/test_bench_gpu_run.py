@@ -13,7 +13,7 @@ from bench_fakes import FakePeer, measured, small
 
 from attnloom import errors
 from attnloom.bench import options
-from attnloom.bench.gpu import chart, command, record, table
+from attnloom.bench.gpu import chart, command, peer, record, table
 from attnloom.bench.gpu.case import Target
 from attnloom.bench.gpu.peer import Build
 from attnloom.bench.gpu.peers import all_peers
@@ -56,10 +56,10 @@ def test_no_case_starts_that_would_outlast_the_budget(capsys):
 
 
 def test_peers_are_chosen_by_the_start_of_their_ids():
-    every = [peer.id for peer in command.choose_peers(["all"], [])]
-    assert every == [peer.id for peer in all_peers()]
+    every = [p.id for p in command.choose_peers(["all"], [])]
+    assert every == [p.id for p in all_peers()]
     assert len(set(every)) == len(every)
-    flashinfer = [peer.id for peer in command.choose_peers(["flashinfer"], ["flashinfer-ragged"])]
+    flashinfer = [p.id for p in command.choose_peers(["flashinfer"], ["flashinfer-ragged"])]
     assert flashinfer == [name for name in every if name.startswith("flashinfer-") and "ragged" not in name]
     assert command.choose_peers(["none"], []) == ()
     assert [p.id for p in command.choose_peers(["fa3", "flex"], ["flex"])] == ["fa3"]
@@ -67,16 +67,38 @@ def test_peers_are_chosen_by_the_start_of_their_ids():
         command.choose_peers(["all"], ["flash"])
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_every_peer_says_why_it_cannot_run_here():
-    reasons = {peer.id: peer.unavailable_reason() for peer in all_peers()}
+def test_every_peer_says_why_it_cannot_run_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
+    reasons = {p.id: p.unavailable_reason() for p in all_peers()}
     assert reasons.pop("attnloom-page-16") is None
-    assert all("no CUDA device" in reason for reason in reasons.values()), reasons
+    assert all(reason == "torch sees no CUDA device" for reason in reasons.values()), reasons
+
+
+def test_a_package_that_fails_to_import_says_how(tmp_path, monkeypatch):
+    (tmp_path / "broken_peer.py").write_text("raise OSError('libthat.so.1: no such file')", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert peer.import_reason("broken_peer") == "import broken_peer: OSError: libthat.so.1: no such file"
+    assert "ModuleNotFoundError" in peer.import_reason("package_that_is_not_there")
+    assert peer.import_reason("json") is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("mode", ["decode", "prefill"])
+def test_a_small_run_on_the_gpu(mode, tmp_path):
+    words = ["--device", "cuda", "--workload", "uniform_4x512", "--mode", mode, "--peers", "torch", "--rounds", "7"]
+    assert main(["bench", *words, "--json", str(tmp_path / "out.json")]) == 0
+    (done,) = record.from_json((tmp_path / "out.json").read_text(encoding="utf-8"), "out.json").cases
+    found = {entry.id: entry for entry in done.entries}
+    assert (found[OURS].status, found["torch-fa2"].status) == (MEASURED, MEASURED), found["torch-fa2"].message
+    assert min(*found[OURS].seconds, *found["torch-fa2"].seconds, *done.read_seconds) > 0
+    assert (tmp_path / "out.png").exists()
 
 
 def test_each_peer_knows_its_cases():
     fits = {
-        name: {peer.id for peer in all_peers() if peer.unfit_reason(gpu_case) is None}
+        name: {p.id for p in all_peers() if p.unfit_reason(gpu_case) is None}
         for name, gpu_case in {
             "prefill": small(mode="prefill", dtype="bf16"),
             "ragged lengths": small(mode="prefill", dtype="bf16", workload="zipf_16x1024"),
@@ -205,7 +227,7 @@ def test_presets_ask_what_was_agreed():
     assert by_name["decode", "zipf_64x4096", 8, 16] == {"flashinfer": 1.5}
     assert by_name["decode", "zipf_64x4096", 32, 16] == {"flashinfer": 1.25}
     assert by_name["decode", "constant_64x4096", 8, 1] == {"attnloom-page-16": 0.9}
-    known = [peer.id for peer in all_peers()]
+    known = [p.id for p in all_peers()]
     assert all(any(t.names(name) for name in known) for c in cases for t in c.targets)
     assert set(cases) == set(GPU_PRESETS["gpu-prefill"]()) | set(GPU_PRESETS["gpu-decode"]())
 

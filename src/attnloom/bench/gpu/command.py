@@ -78,7 +78,8 @@ class Budget:
 def run(args: argparse.Namespace, cases: Sequence[GpuCase]) -> int:
     """Exit status: 0, or 1 when AttnLoom failed in a case (then nothing of that case is timed)."""
     budget = Budget(args.seconds)
-    device = torch.device(args.device)
+    index = torch.device(args.device).index
+    device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
     torch.cuda.set_device(device)
     peers = choose_peers(args.peers, args.skip_peer)
     missing = {peer.id: reason for peer in peers if (reason := peer.unavailable_reason()) is not None}

@@ -98,6 +98,14 @@ class DeviceBatch:
         other.q = self.q
         return other
 
+    def padded(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """k and v ``[batch, longest, H_kv, D]``, zeros past each request's last token."""
+        longest = max(self.kv_lens)
+        owned = torch.arange(longest, device=self.device) < self._kv_len.to(self.device)[:, None]
+        k, v = (x.new_zeros(*owned.shape, *x.shape[1:]) for x in self.contiguous)
+        k[owned], v[owned] = self.contiguous
+        return k, v
+
     def stacked(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k, v ``[batch, tokens, H, D]``, for constant lengths only."""
         batch = len(self.qo_lens)

@@ -23,6 +23,9 @@ from attnloom.bench.gpu.peer import (
 
 _MODULE = "fa3_fwd_interface"
 
+# A cache padded to the longest request is tried up to this many times the tokens that are there.
+_MOST_PADDING = 2.0
+
 
 class FA3(Peer):
     """Every combination of pack_gqa, num_splits (0 lets it choose) and memory layout."""
@@ -46,9 +49,10 @@ class FA3(Peer):
             options = {"causal": not decodes, "pack_gqa": pack_gqa, "num_splits": num_splits}
             words = f"pack_gqa {pack_gqa}, num_splits {num_splits}"
             found.append(Setting(f"varlen, {words}", functools.partial(_varlen, batch, options)))
-            if batch.is_constant:
-                maker = _cached if decodes else _batched
-                found.append(Setting(f"batched, {words}", functools.partial(maker, batch, options)))
+            if decodes and _padding(batch) <= _MOST_PADDING:
+                found.append(Setting(f"padded cache, {words}", functools.partial(_cached, batch, options)))
+            elif not decodes and batch.is_constant:
+                found.append(Setting(f"batched, {words}", functools.partial(_batched, batch, options)))
         return found
 
 
@@ -68,9 +72,14 @@ def _batched(batch: DeviceBatch, options: dict[str, Any]) -> Prepared:
 
 def _cached(batch: DeviceBatch, options: dict[str, Any]) -> Prepared:
     attend = importlib.import_module(_MODULE).flash_attn_with_kvcache
-    q, k, v = batch.stacked()
+    k, v = batch.padded()
+    q = batch.q[:, None]
     lengths = torch.tensor(batch.kv_lens, dtype=torch.int32, device=batch.device)
     return Prepared(lambda: _first(attend(q, k, v, cache_seqlens=lengths, **options)), _flat)
+
+
+def _padding(batch: DeviceBatch) -> float:
+    return max(batch.kv_lens) * len(batch.kv_lens) / max(1, sum(batch.kv_lens))
 
 
 def _first(result: Any) -> Any:
