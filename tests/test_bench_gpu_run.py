@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from bench_fakes import FakePeer, measured, small
+from bench_fakes import FakeClock, FakePeer, measured, small
 
 from attnloom import errors
 from attnloom.bench import options
@@ -81,6 +82,57 @@ def test_a_package_that_fails_to_import_says_how(tmp_path, monkeypatch):
     assert peer.import_reason("broken_peer") == "import broken_peer: OSError: libthat.so.1: no such file"
     assert "ModuleNotFoundError" in peer.import_reason("package_that_is_not_there")
     assert peer.import_reason("json") is None
+
+
+@pytest.fixture
+def run_here(monkeypatch, tmp_path):
+    """`command.run` with a clock of ours and the `cpu` implementation: (peers, cases, seconds) -> status, report."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(command, "CudaClock", lambda device: FakeClock())
+
+    def run(peers, cases, seconds=None):
+        monkeypatch.setattr(command, "all_peers", lambda: peers)
+        words = ["attention", "--json", str(tmp_path / "out.json"), "--rounds", "7"]
+        parser = argparse.ArgumentParser()
+        options.add_arguments(parser)
+        status = command.run(parser.parse_args(words + (["--seconds", seconds] if seconds else [])), cases)
+        return status, record.from_json((tmp_path / "out.json").read_text(encoding="utf-8"), "out.json")
+
+    return run
+
+
+def test_a_run_without_matplotlib_has_its_figures(run_here, monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    status, report = run_here((), [small()])
+    assert (status, report.cases[0].status) == (0, MEASURED)
+    assert "no chart: the chart needs the package matplotlib" in capsys.readouterr().out
+
+
+def test_a_run_from_end_to_end(run_here, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    peers = (FakePeer("rival", {"a": 2e-3}), FakePeer("absent", {"a": 1.0}, reason="import absent: ImportError: no"))
+    status, report = run_here(peers, [small(Target(("rival",), 1.2)), small(mode="prefill")])
+    assert status == 0
+    assert report.missing == {"absent": "import absent: ImportError: no"}
+    assert [done.status for done in report.cases] == [MEASURED, MEASURED]
+    assert report.cases[0].verdicts[0].met is True
+    assert {(tmp_path / name).exists() for name in ("out.png", "out.svg")} == {True}
+    printed = capsys.readouterr()
+    assert "unavailable: absent: import absent: ImportError: no" in printed.out.splitlines()
+    assert "targets: 1 met" in printed.out
+    assert "[2/2," in printed.err
+
+
+def test_a_run_in_which_ours_fails_says_so_by_its_status(run_here, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command.Bench, "measure", lambda self, case: failing(case))
+    status, report = run_here((), [small()])
+    assert status == 1
+    assert report.cases[0].message == "RuntimeError: out of memory"
+    assert (
+        "failed: decode fp32 page 16, constant_2x40, 4/2 heads: RuntimeError: out of memory" in capsys.readouterr().out
+    )
+    assert not (tmp_path / "out.png").exists()
 
 
 @pytest.mark.gpu
