@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import sys
@@ -249,7 +250,9 @@ def test_chart_groups_by_distribution_and_takes_the_best_back_end():
 def test_stored_report_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     report = record.from_json(STORED.read_text(encoding="utf-8"), "stored")
-    axes = chart.picture(report).axes
+    figure = chart.picture(dataclasses.replace(report, missing={"fa3": "why"}))
+    assert "not on this machine: fa3" in figure.get_suptitle()
+    axes = figure.axes
     assert [axis.get_title(loc="left") for axis in axes] == ["Decode", "Causal prefill"]
     groups = chart.groups(report.cases, decode=True, peak_flops=1.0)
     bars = [patch for patch in axes[0].patches if patch.get_width() == pytest.approx(0.9)]

@@ -118,11 +118,13 @@ def picture(report: Report) -> Any:
         _panel(axis, *panel)
     facts = f"{gpu}, torch {report.machine.get('torch')}, {report.machine.get('date')}"
     rounds = report.protocol.get("rounds")
-    figure.suptitle(
-        f"AttnLoom beside its peers: {facts}\n"
+    lines = [
+        f"AttnLoom beside its peers: {facts}",
         f"bf16 and head dim 128 unless said; medians of {rounds} interleaved rounds, quartiles as whiskers, cold L2",
-        fontsize=12,
-    )
+    ]
+    if report.missing:
+        lines.append(f"not on this machine: {', '.join(report.missing)}")
+    figure.suptitle("\n".join(lines), fontsize=12)
     return figure
 
 
@@ -131,8 +133,8 @@ def _peak(gpu: str) -> tuple[float, str]:
     for card in CARDS.values():
         if card.name in gpu:
             found = next(iter(card.flops_per_second.values()))
-            return found, f"the {found / 1e12:.0f} TFLOP/s of a large matrix product"
-    return ATTAINABLE_FLOPS, f"{ATTAINABLE_FLOPS / 1e12:.0f} TFLOP/s"
+            return found, f"{found / 1e12:.0f} T (a large matrix product)"
+    return ATTAINABLE_FLOPS, f"{ATTAINABLE_FLOPS / 1e12:.0f} T"
 
 
 def _panel(axis: Any, panel: Sequence[Group], title: str, what: str) -> None:
