@@ -65,6 +65,7 @@ class _Launch:
             t.spec.sm_scale,
             self._plan.levels[0].page_size,
             min(t.k.shape[0], t.v.shape[0]),
+            min(t.k.shape[0], t.v.shape[0]),
             work.heads_per_item,
             **self._functions,
             cfg=kernel_config(self._plan, t, config),

@@ -40,7 +40,11 @@ def functors(
     cfg: tl.constexpr,
     FULL: tl.constexpr,
 ):
-    """Logits functor and mask on raw scores; the result is in base 2 (times scale) for softmax, a weight without."""
+    """Logits functor and mask on raw scores; the result is in base 2 (times scale) for softmax, a weight without.
+
+    With it come the keys whose values count, bool [TILE_KV]: those that exist and that some row of the tile sees.
+    What lies at another key, perhaps in a page outside the window, may be NaN and must not meet its weight of 0.
+    """
     q_pos, q_idx, qo_head, kv_head, batch, qo_len = rows
     kv_len, sm_scale, kv_pos_ptr = kv
     index = tile_begin + tl.arange(0, cfg.TILE_KV)
@@ -50,14 +54,18 @@ def functors(
         scores = scores * sm_scale
     if LOGITS is not None:
         scores = LOGITS(scores, q_pos, kv_pos, q_idx, qo_head, kv_head, batch, qo_len, kv_len, operands)
+        # a functor that leaves logits out may depend on rows, on keys or on nothing
+        scores = tl.broadcast_to(tl.cast(scores, tl.float32), [cfg.TILE_Q, cfg.TILE_KV])
     if cfg.SOFTMAX and not cfg.FOLD:
         scores = scores * LOG2E
-    if not FULL:
-        keep = (index < kv_len)[None, :]
-        if MASK is not None:
-            keep = keep & MASK(q_pos, kv_pos, q_idx, qo_head, kv_head, batch, qo_len, kv_len, operands)
-        scores = tl.where(keep, scores, NEG_INF if cfg.SOFTMAX else 0.0)
-    return scores
+    if FULL:
+        return scores, tl.full([cfg.TILE_KV], True, tl.int1)
+    useful = index < kv_len
+    keep = useful[None, :]
+    if MASK is not None:
+        keep = keep & MASK(q_pos, kv_pos, q_idx, qo_head, kv_head, batch, qo_len, kv_len, operands)
+        useful = tl.max(tl.broadcast_to(keep, [cfg.TILE_Q, cfg.TILE_KV]).to(tl.int32), 0) > 0
+    return tl.where(keep, scores, NEG_INF if cfg.SOFTMAX else 0.0), useful
 
 
 @triton.jit
@@ -80,10 +88,9 @@ def visit_tile(
     k_ptr, v_ptr, k_page, k_token, v_page, v_token = caches
     kv_len, sm_scale, _ = kv
     TAIL: tl.constexpr = not FULL
-    KEYS: tl.constexpr = cfg.TILE_KV
     k_rows = row_offsets(tile_begin, kv_len, table, k_page, k_token, cfg.TILE_KV, cfg.PAGED, cfg.PAGE_SIZE, TAIL)
     scores = raw_scores(q, k_ptr, k_rows, cfg)
-    scores = functors(scores, tile_begin, kv, rows, operands, LOGITS, MASK, cfg, FULL)
+    scores, useful = functors(scores, tile_begin, kv, rows, operands, LOGITS, MASK, cfg, FULL)
     if cfg.SOFTMAX:
         scale = sm_scale * LOG2E if cfg.FOLD else 1.0
         weights, rescale, row_max, row_sum = online_softmax(scores, scale, row_max, row_sum, cfg.GUARD or TAIL)
@@ -95,12 +102,10 @@ def visit_tile(
         v_rows = k_rows
     else:
         v_rows = row_offsets(tile_begin, kv_len, table, v_page, v_token, cfg.TILE_KV, cfg.PAGED, cfg.PAGE_SIZE, TAIL)
-    # rows past kv_len are zero, not merely weightless: 0 times what lies there could be NaN
-    exists = tile_begin + tl.arange(0, KEYS) < kv_len if TAIL else tl.full([KEYS], True, tl.int1)
-    v0 = load_rows(v_ptr + v_rows, 0, exists, cfg.V0, cfg.DIM_VO)
+    v0 = load_rows(v_ptr + v_rows, 0, useful, cfg.V0, cfg.DIM_VO)
     acc0 = dot(weights.to(v0.dtype), v0, acc0, cfg.UPCAST)
     if cfg.V1 > 0:
-        v1 = load_rows(v_ptr + v_rows, cfg.V0, exists, cfg.V1, cfg.DIM_VO)
+        v1 = load_rows(v_ptr + v_rows, cfg.V0, useful, cfg.V1, cfg.DIM_VO)
         acc1 = dot(weights.to(v1.dtype), v1, acc1, cfg.UPCAST)
     return acc0, acc1, row_max, row_sum
 
@@ -116,7 +121,7 @@ def empty_state(cfg: tl.constexpr):
     return acc0, acc1, tl.full([ROWS], NEG_INF, tl.float32), tl.zeros([ROWS], tl.float32)
 
 
-@triton.jit(do_not_specialize=["operands", "sm_scale", "page_size", "heads_per_item"])
+@triton.jit(do_not_specialize=["operands", "sm_scale", "page_size", "num_pages", "heads_per_item"])
 def attention_kernel(
     q_tensor,  # (pointer, row stride, head stride)
     k_tensor,  # (pointer, page stride, token stride, head stride)
@@ -130,6 +135,7 @@ def attention_kernel(
     operands,  # the variant's, flat
     sm_scale,
     page_size,
+    num_pages,  # of the pool
     heads_per_item,
     LOGITS: tl.constexpr,
     MASK: tl.constexpr,
@@ -159,13 +165,13 @@ def attention_kernel(
         q_row = (q_begin + q_idx).to(tl.int64)
         qo_head = kv_head * cfg.GROUP + head_in_group
         q_pos = row_positions(q_pos_ptr, q_begin, q_idx, qo_len, kv_len, cfg.HAS_Q_POS)
-        q_base = q_ptr + q_row * q_stride_row + qo_head * q_stride_head
+        q_base = q_ptr + q_row * q_stride_row + qo_head.to(tl.int64) * q_stride_head
         q0 = load_rows(q_base, 0, inside, cfg.K0, cfg.DIM_QK)
         q1 = load_rows(q_base, cfg.K0, inside, cfg.K1, cfg.DIM_QK) if cfg.K1 > 0 else q0
         rows = (q_pos, q_idx, qo_head, kv_head, request, qo_len)
         head = kv_head.to(tl.int64)
         caches = (k_ptr + head * k_stride_head, v_ptr + head * v_stride_head, k_page, k_token, v_page, v_token)
-        table = (pages_ptr, tl.load(page_start_ptr + request), page_size)
+        table = (pages_ptr, tl.load(page_start_ptr + request), page_size, num_pages)
         kv = (kv_len, sm_scale, kv_pos_ptr + tl.load(kv_indptr_ptr + request))
         acc0, acc1, row_max, row_sum = empty_state(cfg)
         first = tl.load(item_segments_ptr + item * 2)

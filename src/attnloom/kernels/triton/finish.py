@@ -8,6 +8,15 @@ from attnloom.kernels.triton.softmax import add_sink
 
 
 @triton.jit
+def transform_output(x, row, operands, OUTPUT: tl.constexpr):
+    """output_transform of `x`, in its shape also where the functor leaves `x` out; row is (pos, head, batch, lse)."""
+    ROWS: tl.constexpr = x.shape[0]
+    WIDTH: tl.constexpr = x.shape[1]
+    pos, head, batch, lse = row
+    return tl.broadcast_to(tl.cast(OUTPUT(x, pos, head, batch, lse, operands), tl.float32), [ROWS, WIDTH])
+
+
+@triton.jit
 def finish_rows(acc, lse, row, operands, SINK: tl.constexpr, OUTPUT: tl.constexpr, cfg: tl.constexpr):
     """(acc, lse) completed; row is (q_pos, qo_head, kv_head, batch)."""
     acc0, acc1 = acc
@@ -17,8 +26,9 @@ def finish_rows(acc, lse, row, operands, SINK: tl.constexpr, OUTPUT: tl.constexp
         acc0 = acc0 * factor[:, None]
         acc1 = acc1 * factor[:, None]
     if OUTPUT is not None and not cfg.RAW:
-        acc0 = OUTPUT(acc0, q_pos[:, None], qo_head[:, None], batch, lse[:, None], operands)
-        acc1 = OUTPUT(acc1, q_pos[:, None], qo_head[:, None], batch, lse[:, None], operands)
+        columns = (q_pos[:, None], qo_head[:, None], batch, lse[:, None])
+        acc0 = transform_output(acc0, columns, operands, OUTPUT)
+        acc1 = transform_output(acc1, columns, operands, OUTPUT)
     return acc0, acc1, lse
 
 
@@ -28,7 +38,7 @@ def write_final(acc, lse, tensors, strides, q_row, qo_head, inside, cfg: tl.cons
     out_ptr, lse_ptr = tensors
     stride_row, stride_head, stride_lse = strides
     acc0, acc1 = acc
-    base = out_ptr + q_row * stride_row + qo_head * stride_head
+    base = out_ptr + q_row * stride_row + qo_head.to(tl.int64) * stride_head
     store_rows(base, acc0, 0, inside, cfg.DIM_VO)
     if cfg.V1 > 0:
         store_rows(base, acc1, cfg.V0, inside, cfg.DIM_VO)

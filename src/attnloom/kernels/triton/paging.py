@@ -18,11 +18,12 @@ def row_offsets(
 ):
     """Element offsets of the tile's rows from the cache's base, int64 [TILE_KV].
 
-    tile_begin is a multiple of TILE_KV; table is (pages, page_start, page_size). With PAGE_SIZE a power of
+    tile_begin is a multiple of TILE_KV; table is (pages, page_start, page_size, num_pages). With PAGE_SIZE a power of
     two the place of a row inside its page is known at compile time; PAGE_SIZE 0 takes the run-time page_size.
     TAIL: rows past kv_len repeat a page or row that the request owns, so that nothing else is touched.
+    Page ids of a table on the device are not checked anywhere else: clamped, none leads out of the pool.
     """
-    pages_ptr, page_start, page_size = table
+    pages_ptr, page_start, page_size, num_pages = table
     row = tl.arange(0, TILE_KV)
     if not PAGED:
         at = tile_begin + row
@@ -45,4 +46,5 @@ def row_offsets(
         number = at // page_size
         within = at - number * page_size
     page = tl.load(pages_ptr + (page_start + number))
+    page = tl.minimum(tl.maximum(page, 0), num_pages - 1)
     return page.to(tl.int64) * stride_page + within.to(tl.int64) * stride_token

@@ -33,8 +33,11 @@ def online_softmax(scores, scale, row_max, row_sum, GUARD: tl.constexpr):
 
 @triton.jit
 def close_softmax(row_max, row_sum):
-    """(factor on the accumulated output, natural-log lse); (0, -inf) for a row without a visible key."""
-    empty = row_max == NEG_INF
+    """(factor on the accumulated output, natural-log lse); (0, -inf) for a row without a visible key.
+
+    The sum of such a row is exactly 0; that of a row whose logits are all NaN is NaN, and so is its output.
+    """
+    empty = row_sum == 0.0
     factor = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, row_sum))
     lse = tl.where(empty, NEG_INF, (row_max + tl.log2(tl.where(empty, 1.0, row_sum))) * LN2)
     return factor, lse
