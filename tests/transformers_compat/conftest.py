@@ -16,3 +16,20 @@ def _quiet_and_single_threaded():
     yield
     transformers.logging.set_verbosity(verbosity)
     torch.set_num_threads(before)
+
+
+@pytest.fixture(
+    params=[
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
+        ),
+    ]
+)
+def device(request):
+    """Where the model lies; fp32 products are IEEE, not TF32, for tokens are compared exactly."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield request.param
+    torch.set_float32_matmul_precision(before)

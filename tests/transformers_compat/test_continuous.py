@@ -40,9 +40,9 @@ def is_chunked(event):
 
 
 @pytest.mark.parametrize("name", models.CASES)
-def test_tokens_equal_eager(name):
+def test_tokens_equal_eager(name, device):
     case, rows, events = models.CASES[name], models.prompts(), []
-    model = case.build()
+    model = case.build(device)
     expected = models.generate_alone(model, rows)
     assert models.generate_batched(enable(model, on_plan=events.append), rows) == expected
     assert any(map(is_mixed, events))
@@ -53,8 +53,8 @@ def test_tokens_equal_eager(name):
 
 
 @pytest.mark.parametrize(("name", "feature"), models.SWITCHED)
-def test_tokens_differ_without_the_feature(name, feature, monkeypatch):
-    model, rows = models.CASES[name].build(), models.prompts()
+def test_tokens_differ_without_the_feature(name, feature, monkeypatch, device):
+    model, rows = models.CASES[name].build(device), models.prompts()
     expected = models.generate_alone(model, rows)
     enable(model)
     models.switch_off(monkeypatch, feature)
@@ -62,10 +62,10 @@ def test_tokens_differ_without_the_feature(name, feature, monkeypatch):
 
 
 @pytest.mark.parametrize("name", models.CASES)
-def test_one_plan_a_step_for_each_variant_and_group(name, monkeypatch):
+def test_one_plan_a_step_for_each_variant_and_group(name, monkeypatch, device):
     """Layers of gpt-oss share a plan though each has sinks of its own."""
     case = models.CASES[name]
-    model = enable(case.build())
+    model = enable(case.build(device))
     steps = models.record_steps(monkeypatch, model)
     models.generate_batched(model, models.prompts())
     assert len(steps) > 8
@@ -73,10 +73,10 @@ def test_one_plan_a_step_for_each_variant_and_group(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
-def test_full_attention_reads_the_pool_itself(name, monkeypatch):
+def test_full_attention_reads_the_pool_itself(name, monkeypatch, device):
     """No gather happens in a full layer's update, and `run` gets views of the cache's own storage."""
     case, rows = models.CASES[name], models.prompts()
-    model = case.build()
+    model = case.build(device)
     expected = models.generate_alone(model, rows)
     enable(model)
     pools, gathers, caches = set(), collections.Counter(), []
@@ -115,15 +115,15 @@ def test_full_attention_reads_the_pool_itself(name, monkeypatch):
         assert {k_cache.untyped_storage().data_ptr(), v_cache.untyped_storage().data_ptr()} <= pools
 
 
-def test_requests_arrive_share_a_prefix_and_leave():
+def test_requests_arrive_share_a_prefix_and_leave(device):
     """Waves on a running manager: the second prompt shares the first one's pages while both are being answered."""
-    model, events = models.CASES["llama"].build(), []
+    model, events = models.CASES["llama"].build(device), []
     long = models.prompts()[2]
     waves = [(long, 40), ([*long[:32], 9, 8, 7], 6), (models.prompts()[1], 12)]
-    expected = [
-        model.generate(torch.tensor([row]), **{**models.GREEDY, "max_new_tokens": n})[0, len(row) :].tolist()
-        for row, n in waves
-    ]
+    expected = []
+    for row, n in waves:
+        tokens = model.generate(torch.tensor([row], device=device), **{**models.GREEDY, "max_new_tokens": n})
+        expected.append(tokens[0, len(row) :].tolist())
     enable(model, on_plan=events.append)
     results, started = {}, 0
     with model.continuous_batching_context_manager(
@@ -150,14 +150,14 @@ def test_requests_arrive_share_a_prefix_and_leave():
 
 
 @pytest.mark.parametrize("page_size", [4, 16, 256])
-def test_page_sizes(page_size):
-    model, rows = models.CASES["gpt_oss"].build(), models.prompts()
+def test_page_sizes(page_size, device):
+    model, rows = models.CASES["gpt_oss"].build(device), models.prompts()
     expected = models.generate_alone(model, rows)
     assert models.generate_batched(enable(model), rows, page_size=page_size) == expected
 
 
-def test_generate_between_batches_keeps_its_own_plans():
-    model, rows = models.CASES["gemma2"].build(), models.prompts()
+def test_generate_between_batches_keeps_its_own_plans(device):
+    model, rows = models.CASES["gemma2"].build(device), models.prompts()
     expected = models.generate_alone(model, rows)
     enable(model)
     for _ in range(2):
@@ -165,18 +165,18 @@ def test_generate_between_batches_keeps_its_own_plans():
         assert models.generate_padded(model, rows) == expected
 
 
-def test_another_implementations_cache_update_is_left_alone():
+def test_another_implementations_cache_update_is_left_alone(device):
     """The patched update acts for AttnLoom's name only: another model's batches keep transformers' own."""
     rows = models.prompts()
-    enable(models.CASES["llama"].build())
-    other = models.CASES["llama"].build()
+    enable(models.CASES["llama"].build(device))
+    other = models.CASES["llama"].build(device)
     expected = models.generate_alone(other, rows)
     other.set_attn_implementation("paged|eager")
     assert models.generate_batched(other, rows) == expected
 
 
-def test_cuda_graphs_are_refused_and_off_by_default(monkeypatch):
-    model = enable(models.CASES["llama"].build())
+def test_cuda_graphs_are_refused_and_off_by_default(monkeypatch, device):
+    model = enable(models.CASES["llama"].build(device))
     graphs = models.batching_config(use_cuda_graph=True)
     config = transformers.GenerationConfig(**models.GREEDY)
     with pytest.raises(al.errors.InvalidArgument, match="use_cuda_graph"):

@@ -1,5 +1,7 @@
 """generate() on AttnLoom gives eager attention's tokens, and would not without each feature."""
 
+import contextlib
+
 import pytest
 import torch
 import transformers
@@ -9,9 +11,28 @@ from attnloom.integrations.transformers import NAME, enable, layer
 from tests.transformers_compat import models
 
 
+@contextlib.contextmanager
+def plans_under(device):
+    """Every attention call runs with `device` as torch's default; its own tensors are on the model's."""
+    original = layer._dense, layer._batched
+
+    def under(function):
+        def inner(*args):
+            with torch.device(device):
+                return function(*args)
+
+        return inner
+
+    layer._dense, layer._batched = map(under, original)
+    try:
+        yield
+    finally:
+        layer._dense, layer._batched = original
+
+
 @pytest.mark.parametrize("name", models.CASES)
-def test_tokens_equal_eager(name):
-    model, rows = models.CASES[name].build(), models.prompts()
+def test_tokens_equal_eager(name, device):
+    model, rows = models.CASES[name].build(device), models.prompts()
     alone, padded = models.generate_alone(model, rows), models.generate_padded(model, rows)
     assert padded == alone
     assert enable(model) is model
@@ -21,13 +42,13 @@ def test_tokens_equal_eager(name):
 
 
 @pytest.mark.parametrize("name", models.CASES)
-def test_one_plan_a_step_on_the_cache_itself(name, monkeypatch):
+def test_one_plan_a_step_on_the_cache_itself(name, monkeypatch, device):
     """A padded step plans once for each variant; K and V come as the cache's own tensors, never a copy of them.
 
     Sliding layers whose window is full and has left the padding behind need no new plan any more.
     """
     case, handed, updated = models.CASES[name], [], []
-    model = enable(case.build())
+    model = enable(case.build(device))
     steps = models.record_steps(monkeypatch, model)
     run, update = al.BatchAttention.run, transformers.DynamicCache.update
 
@@ -52,8 +73,8 @@ def test_one_plan_a_step_on_the_cache_itself(name, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "feature"), models.SWITCHED)
-def test_tokens_differ_without_the_feature(name, feature, monkeypatch):
-    model, rows = models.CASES[name].build(), models.prompts()
+def test_tokens_differ_without_the_feature(name, feature, monkeypatch, device):
+    model, rows = models.CASES[name].build(device), models.prompts()
     expected = models.generate_alone(model, rows)
     enable(model)
     models.switch_off(monkeypatch, feature)
@@ -61,8 +82,8 @@ def test_tokens_differ_without_the_feature(name, feature, monkeypatch):
 
 
 @pytest.mark.parametrize("name", models.CASES)
-def test_tokens_differ_when_padding_is_ignored(name, monkeypatch):
-    model, rows = models.CASES[name].build(), models.prompts()
+def test_tokens_differ_when_padding_is_ignored(name, monkeypatch, device):
+    model, rows = models.CASES[name].build(device), models.prompts()
     expected = models.generate_padded(model, rows)
     enable(model)
     models.switch_off(monkeypatch, "padding")
@@ -70,38 +91,39 @@ def test_tokens_differ_when_padding_is_ignored(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_masks_with_holes(name):
+def test_masks_with_holes(name, device):
     """Padding in the middle of a row, as turns of a padded chat leave it."""
-    model, rows = models.CASES[name].build(), models.prompts()
-    inputs = models.left_padded(rows)
+    model, rows = models.CASES[name].build(device), models.prompts()
+    inputs = models.left_padded(rows, device)
     for row, start in enumerate((46, 30, 5, 38, 12)):
         inputs["attention_mask"][row, start : start + 3] = 0
     expected = model.generate(**inputs, **models.GREEDY)
-    assert not torch.equal(expected, model.generate(**models.left_padded(rows), **models.GREEDY))
+    assert not torch.equal(expected, model.generate(**models.left_padded(rows, device), **models.GREEDY))
     torch.testing.assert_close(enable(model).generate(**inputs, **models.GREEDY), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_static_cache(name):
+def test_static_cache(name, device):
     """A static cache hands over slots that nothing was written to."""
-    model, rows = models.CASES[name].build(), models.prompts()
-    inputs = models.left_padded(rows)
+    model, rows = models.CASES[name].build(device), models.prompts()
+    inputs = models.left_padded(rows, device)
     expected = model.generate(**inputs, **models.GREEDY)
-    tokens = enable(model).generate(**inputs, **models.GREEDY, cache_implementation="static")
+    options = {**models.GREEDY, "cache_implementation": "static", "disable_compile": True}  # a GPU compiles by itself
+    tokens = enable(model).generate(**inputs, **options)
     torch.testing.assert_close(tokens, expected, rtol=0, atol=0)
 
 
-def test_beam_search_and_sampled_batches_reorder_the_cache():
-    model, rows = models.CASES["llama"].build(), models.prompts()
+def test_beam_search_and_sampled_batches_reorder_the_cache(device):
+    model, rows = models.CASES["llama"].build(device), models.prompts()
     options = {**models.GREEDY, "num_beams": 3, "num_return_sequences": 2}
-    inputs = models.left_padded(rows)
+    inputs = models.left_padded(rows, device)
     expected = model.generate(**inputs, **options)
     torch.testing.assert_close(enable(model).generate(**inputs, **options), expected, rtol=0, atol=0)
 
 
-def test_logits_without_a_cache():
-    model, rows = models.CASES["gpt_oss"].build(), models.prompts()
-    inputs = models.left_padded(rows)
+def test_logits_without_a_cache(device):
+    model, rows = models.CASES["gpt_oss"].build(device), models.prompts()
+    inputs = models.left_padded(rows, device)
     real = inputs["attention_mask"].bool()
     with torch.no_grad():
         expected = model(**inputs, use_cache=False).logits[real]
@@ -110,11 +132,11 @@ def test_logits_without_a_cache():
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_packed_rows_equal_rows_apart(is_causal):
+def test_packed_rows_equal_rows_apart(is_causal, device):
     """Sequences of 3, 1 and 7 in one row, told apart by cu_seq_lens."""
     generator, attention = torch.Generator().manual_seed(2), torch.nn.Module()
-    q, k, v = (torch.randn(1, heads, 11, 16, generator=generator) for heads in (4, 2, 2))
-    cu = torch.tensor([0, 3, 4, 11], dtype=torch.int32)
+    q, k, v = (torch.randn(1, heads, 11, 16, generator=generator).to(device) for heads in (4, 2, 2))
+    cu = torch.tensor([0, 3, 4, 11], dtype=torch.int32, device=device)
     got, weights = layer.attention(attention, q, k, v, is_causal=is_causal, cu_seq_lens_q=cu, cu_seq_lens_k=cu)
     parts = [
         torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=is_causal, enable_gqa=True)
@@ -124,9 +146,21 @@ def test_packed_rows_equal_rows_apart(is_causal):
     torch.testing.assert_close(got, torch.cat(parts, dim=2).transpose(1, 2), rtol=1e-5, atol=1e-5)
 
 
-def test_switching_back_leaves_attnloom():
-    model, rows = models.CASES["llama"].build(), models.prompts()[:1]
+def test_switching_back_leaves_attnloom(device):
+    model, rows = models.CASES["llama"].build(device), models.prompts()[:1]
     expected = models.generate_alone(model, rows)
     enable(model).set_attn_implementation("eager")
     assert model.config._attn_implementation == "eager"
     assert models.generate_alone(model, rows) == expected
+
+
+def test_torchs_default_device_does_not_reach_the_plan(device):
+    """`torch.set_default_device` is common with GPUs: index arrays are made where the planner reads them."""
+    model, rows = models.CASES["gemma2"].build(device), models.prompts()
+    expected = models.generate_alone(model, rows)
+    enable(model)
+    other = "meta" if device == "cpu" else device  # where nothing can be read, so that a stray array is noticed
+    steps = {"padded": models.generate_padded, "batched": models.generate_batched}
+    for name, generate in steps.items():
+        with plans_under(other):
+            assert generate(model, rows) == expected, name

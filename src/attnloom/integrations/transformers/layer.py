@@ -116,8 +116,10 @@ def _dense(
         )  # fmt: skip
 
     def inputs() -> PlanInputs:
-        rows = torch.arange(batch + 1, dtype=torch.int32)
-        kv = al.PagedKV(rows, rows[:batch], torch.full((batch,), kv_len, dtype=torch.int32), page_size=slots)
+        # on the host whatever torch's default device is: the planner reads them there
+        rows = torch.arange(batch + 1, dtype=torch.int32, device="cpu")
+        last = torch.full((batch,), kv_len, dtype=torch.int32, device="cpu")
+        kv = al.PagedKV(rows, rows[:batch], last, page_size=slots)
         name = {"left": "pad", "mask": "keep", None: None}[layer.features.padding]
         return PlanInputs(rows * q_len, kv, None if name is None else {name: padding.operand})
 

@@ -31,7 +31,8 @@ class CacheRead:
 
 def ragged_inputs(read: CacheRead) -> PlanInputs:
     """Plan inputs for K and V [total_kv, H_kv, D], requests one after the other."""
-    return PlanInputs(_host(read.cu_seq_lens_q), al.RaggedKV(_host(read.cu_seq_lens_k)))
+    qo_indptr, kv_indptr = _host_indptrs(read)
+    return PlanInputs(qo_indptr, al.RaggedKV(kv_indptr))
 
 
 def paged_inputs(read: CacheRead) -> PlanInputs:
@@ -44,18 +45,20 @@ def paged_inputs(read: CacheRead) -> PlanInputs:
             name="cache", given="a layer without pages", expected="pages and slots", fix="Use ragged_inputs."
         )
     page_size = read.pages[0].shape[1]
-    qo_indptr, cu_k = _host(read.cu_seq_lens_q), _host(read.cu_seq_lens_k)
+    qo_indptr, cu_k = _host_indptrs(read)
     kv_len = cu_k.diff()
     num_pages = (kv_len + page_size - 1) // page_size
     kv_indptr = torch.zeros_like(cu_k)
     kv_indptr[1:] = num_pages.cumsum(0)
-    within = torch.arange(int(kv_indptr[-1])) - kv_indptr[:-1].repeat_interleave(num_pages)
+    within = torch.arange(int(kv_indptr[-1]), device="cpu") - kv_indptr[:-1].repeat_interleave(num_pages)
     first_slot = cu_k[:-1].repeat_interleave(num_pages) + within * page_size
     kv_indices = read.slots[first_slot.to(read.slots.device)] // page_size
     last_page_len = kv_len - (num_pages - 1).clamp(min=0) * page_size
     return PlanInputs(qo_indptr, al.PagedKV(kv_indptr, kv_indices, last_page_len, page_size=page_size))
 
 
-def _host(indptr: torch.Tensor) -> torch.Tensor:
-    # int64 on the host: the engine's planner reads lengths there, and one copy a step is all that is needed
-    return indptr.to(device="cpu", dtype=torch.int64)
+def _host_indptrs(read: CacheRead) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both pointers as int64 on the host, where the planner reads lengths: on a GPU one copy, one synchronisation."""
+    q, k = read.cu_seq_lens_q, read.cu_seq_lens_k
+    both = torch.cat([q, k.to(q.device)]).to(device="cpu", dtype=torch.int64)
+    return both[: q.shape[0]], both[q.shape[0] :]
