@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +41,45 @@ def run(args: argparse.Namespace, console: Console | None = None) -> int:
 
 
 def _demo(options: Options, console: Console) -> int:
-    from attnloom.demo import prompts, report, serve, weights
+    from attnloom.demo import prompts, random_weights, throughput, weights
     from attnloom.demo.picture import PlanPicture
 
     # everything that can be wrong is looked at before the model is loaded
     questions = prompts.read_prompts(options.prompts, options.max_new_tokens)
-    source = weights.find(options.model)
+    source: Any
+    load: Any
+    if options.random_weights:
+        source, load = random_weights.find(options.model, options.config), random_weights.load
+    else:
+        source, load = weights.find(options.model), weights.load
     weights.transformers()
     _check_device(options.device)
     _check_implementation(options.implementation, options.device)
     picture = PlanPicture(_output_dir(options.output_dir))
 
     console.line(f"Loading {source.name} in {options.dtype} on {options.device} …")
-    loaded = weights.load(source, device=options.device, dtype=options.dtype, bars=console.live)
+    loaded = load(source, device=options.device, dtype=options.dtype, bars=console.live)
+    console.line(f"{_describe(loaded.model)}; loaded in {loaded.seconds:.1f} s")
+    about = {"model": source.name, "dtype": options.dtype, "device": options.device}
+    if options.requests is None:
+        return _chat(loaded, questions, options, console, picture=picture, about=about)
+    throughput.check_lengths(options, loaded.model.config.get_text_config().max_position_embeddings)
+    near = throughput.run_load(loaded.model, options, console, about, options.output_dir / "report.json")
+    return EQUAL if near else DIFFERENT
+
+
+def _chat(
+    loaded: Any,
+    questions: Sequence[Any],
+    options: Options,
+    console: Console,
+    *,
+    picture: Any,
+    about: dict[str, Any],
+) -> int:
+    from attnloom.demo import prompts, report, serve
+
     model, tokenizer = loaded.model, loaded.tokenizer
-    console.line(f"{_describe(model)}; loaded in {loaded.seconds:.1f} s")
     system = prompts.SYSTEM if options.system is None else options.system
     requests = serve.tokenize(tokenizer, questions, system, model.config.get_text_config().max_position_embeddings)
     model.generation_config = generation = serve.greedy(tokenizer, model)
@@ -77,13 +102,20 @@ def _demo(options: Options, console: Console) -> int:
         console.line(f"(requests 0 to {len(picture.step.rows) - 1} of that plan are {names})")
 
     comparisons = _compare(model, answers, generation, tokenizer, console) if options.verify else []
-    about = {"model": source.name, "dtype": options.dtype, "device": options.device, "seconds": seconds}
+    judgement = _judge(model, answers, options, console) if options.verify and options.dtype != "float32" else None
     path = options.output_dir / "report.json"
     report.write_json(
-        path, about=about, answers=answers, steps=recorder.steps, comparisons=comparisons, tokenizer=tokenizer
-    )
+        path,
+        about={**about, "seconds": seconds, "judgement": None if judgement is None else asdict(judgement)},
+        answers=answers, steps=recorder.steps, comparisons=comparisons, tokenizer=tokenizer,
+    )  # fmt: skip
     console.line(f"every number of this run: {path}")
-    return _verdict(answers, comparisons, tokenizer, options, console)
+    if judgement is None:
+        different = [c.answer.request.name for c in comparisons if c.differs_at is not None]
+    else:
+        different = [] if judgement.passes else [answer.request.name for answer in answers]
+    wrong = _wrong(answers, tokenizer, options)
+    return _verdict(different, wrong, comparisons, console)
 
 
 def _serve(model: Any, requests: Sequence[Any], options: Options, picture: Any, console: Console) -> Any:
@@ -139,30 +171,46 @@ def _compare(model: Any, answers: Sequence[Any], generation: Any, tokenizer: Any
     return comparisons
 
 
-def _verdict(
-    answers: Sequence[Any], comparisons: Sequence[Any], tokenizer: Any, options: Options, console: Console
-) -> int:
+def _judge(model: Any, answers: Sequence[Any], options: Options, console: Console) -> Any:
+    """In 16 bits a near tie of two tokens may fall either way: the logits decide."""
+    from attnloom.demo.teacher import judge
+    from attnloom.integrations.transformers import enable
+
+    console.title("Judging the logits with the answers given")
+    judgement = judge(enable(model, implementation=options.implementation), answers)
+    for line in judgement.lines():
+        console.line(line)
+    return judgement
+
+
+def _wrong(answers: Sequence[Any], tokenizer: Any, options: Options) -> list[Any]:
+    """Requests whose answers lack what the packaged model must know; another model may answer as it likes."""
     from attnloom.demo.report import text_of
 
-    different = [c.answer.request.name for c in comparisons if c.differs_at is not None]
-    # what the packaged model must know; another model may answer as it likes
-    asked = [] if options.model is not None else [a for a in answers if a.request.prompt.expect]
-    wrong = [a for a in asked if a.request.prompt.expect not in text_of(a, tokenizer)]
+    if options.model is not None or options.random_weights:
+        return []
+    asked = [answer for answer in answers if answer.request.prompt.expect]
+    return [a.request for a in asked if a.request.prompt.expect not in text_of(a, tokenizer)]
+
+
+def _verdict(different: Sequence[str], wrong: Sequence[Any], comparisons: Sequence[Any], console: Console) -> int:
     console.line()
-    for answer in wrong:
-        request = answer.request
+    for request in wrong:
         console.line(f"attnloom demo: {request.name} does not say {request.prompt.expect}")
     if different:
         console.line(f"attnloom demo: {' '.join(different)} differ from eager attention")
     if different or wrong:
         return DIFFERENT
-    if comparisons:
-        tokens = sum(len(c.expected) for c in comparisons)
-        console.line(
-            console.style(f"All {tokens} tokens of {len(comparisons)} answers equal eager attention's.", "green")
-        )
-    else:
+    if not comparisons:
         console.line("Not compared with eager attention (--no-verify).")
+        return EQUAL
+    tokens = sum(len(c.expected) for c in comparisons)
+    apart = sum(c.differs_at is not None for c in comparisons)
+    if apart:
+        text = f"{apart} of {len(comparisons)} answers part from eager attention's where the two tokens nearly tie."
+    else:
+        text = f"All {tokens} tokens of {len(comparisons)} answers equal eager attention's."
+    console.line(console.style(text, "green"))
     return EQUAL
 
 

