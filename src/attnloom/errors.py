@@ -29,6 +29,22 @@ class BufferTooSmall(AttnLoomError, ValueError):
     )
 
 
+class CaptureRefused(AttnLoomError, RuntimeError):
+    """Something that a CUDA graph under capture cannot hold, or would hold for ever."""
+
+    template = "{what} while a CUDA graph is being captured: {reason}. {fix}"
+
+
+class CompilerMissing(AttnLoomError, RuntimeError):
+    """A kernel's launcher is not in the cache, and there is no C compiler (or no Python.h) to build it."""
+
+    template = (
+        "Triton must build a small launcher for a new kernel, and cannot: it looked for a C compiler ({looked}) and "
+        "for {header}. Install gcc and Python's headers, set CC, or bring a cache directory ({cache}) that was "
+        "filled by running the same attention on a machine that has them; implementation='reference' needs none."
+    )
+
+
 class DeviceMismatch(AttnLoomError, ValueError):
     """A tensor lies on another device than the object that gets it."""
 
@@ -63,6 +79,18 @@ class InvalidMetadata(AttnLoomError, ValueError):
     template = "{name}: {given}; expected {expected}. {fix}"
 
 
+class KernelCompileError(AttnLoomError, RuntimeError):
+    """A kernel, or a functor in it, did not compile, or its machine code does not fit the device."""
+
+    template = "{what} does not compile ({place}): {reason}"
+
+
+class MaximumExceeded(AttnLoomError, ValueError):
+    """A plan is larger than the maxima that its object was built with."""
+
+    template = "{name}: {declared} was declared, and this plan has {given}. {fix}"
+
+
 class MissingDependency(AttnLoomError, ImportError):
     """An optional package that the call needs is not installed."""
 
@@ -75,6 +103,15 @@ class ModelUnavailable(AttnLoomError, ValueError):
     template = "cannot load a model from {path}: {reason}. {fix}"
 
 
+class NoFingerprint(AttnLoomError, TypeError):
+    """Something that decides a kernel's code has no text to know it by, so that the cache could confuse kernels."""
+
+    template = (
+        "{name} cannot be fingerprinted, so that a compiled kernel with it cannot be told from another. "
+        "Use numbers, strings, None, tuples, frozen dataclasses of them or triton.jit functions."
+    )
+
+
 class NotYetSupported(AttnLoomError, NotImplementedError):
     """Something the design has a place for and this version does not do."""
 
@@ -85,6 +122,15 @@ class ParamError(AttnLoomError, ValueError):
     """An operand of a variant is undeclared, missing or of the wrong type."""
 
     template = "variant parameter {name!r}: {given}. {expected} {fix}"
+
+
+class PlanFormChanged(AttnLoomError, ValueError):
+    """Under declared maxima, a plan differs from the first one in what captured CUDA graphs hold fast."""
+
+    template = (
+        "{name}: {given}, but the first plan of this object with declared maxima had {expected}. "
+        "A captured graph would not follow the change; build another object for it."
+    )
 
 
 class PlanMismatch(AttnLoomError, ValueError):

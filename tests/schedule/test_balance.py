@@ -137,7 +137,7 @@ def test_arrays_of_any_kind_give_the_same_plan():
 def test_tensors_of_the_plan():
     case = make_case([1, 1, 200], [5000, 70, 200])
     plan = schedule(case.problem, [DECODE, TileClass(128, 128, 132)], cost=cost_model("cpu"))
-    parts, merges = plan.to_classes("cpu")
+    parts, merges = plan.to_classes(plan.host_views())
     for part, arrays in zip(parts, plan.classes, strict=True):
         for name in ("items", "item_segments", "segments", "work_indptr"):
             tensor = getattr(part, name)

@@ -8,10 +8,15 @@ from typing import Any, NoReturn
 import torch
 
 from attnloom import env, explain
-from attnloom.api import operator, planning, tensors
+from attnloom.api import buffers, operator, planning, tensors
 from attnloom.api.buffers import Workspace
-from attnloom.api.operands import Operands, OperandTable, copies, host_values, same_values
-from attnloom.errors import InvalidArgument, NotYetSupported, PlanRequired, StateError
+from attnloom.api.declared import Declared
+from attnloom.api.maxima import Maxima, check_captured_params
+from attnloom.api.operands import Operands, OperandTable, copies, same_values
+from attnloom.api.options import check_variant, resolve_device
+from attnloom.api.placing import place
+from attnloom.api.planned import Planned
+from attnloom.errors import CaptureRefused, InvalidArgument, NotYetSupported, PlanRequired, StateError
 from attnloom.impl import dispatch
 from attnloom.impl.base import LaunchTensors
 from attnloom.schedule.cost import cost_model
@@ -35,6 +40,17 @@ class BatchAttention:
     (None: torch's default), implementation (a name of `implementations()`; None: the first that can),
     workspace (1-D uint8 of `workspace_size()` bytes; None: the engine owns one), planner ("stream", or
     "algorithm1", the baseline of the FlashInfer paper).
+
+    Declared maxima, all three or none, for CUDA graphs: max_batch_size requests, max_total_q query rows and
+    max_pages page-table entries (CSR: kv_indptr[-1]; a block table: batch times the pages of its longest request;
+    ragged KV: rows). The first plan then allocates every planned buffer and the workspace for good, page tables are
+    copied, and a graph that captured `run` does, at each replay, the work of the plan made last. Rule: what decides
+    a launch is that of the first plan (PlanFormChanged else): ragged or paged KV, page_size, num_ctas, whether q_pos
+    and kv_pos are given, and which operands are known at plan. Their values, scalars too, may change, and their
+    shapes within the first plan's (max_batch_size where requests index them). Beyond the maxima plan raises
+    MaximumExceeded, with nothing written. While a graph is being captured, q has max_total_q rows (ragged k and v
+    max_pages), and operands given to `run` lie on the device. Run once before the capture, on the same tensors: it
+    compiles. Plan and replay on one stream, or order them. Without maxima a graph keeps the plan it captured.
 
     Raises from attnloom.errors, before anything is compiled, for what cannot be computed.
     """
@@ -61,7 +77,11 @@ class BatchAttention:
         max_pages: int | None = None,
         planner: Planner = "stream",
     ) -> None:
-        _refuse_later_options(deterministic, max_batch_size, max_total_q, max_pages)
+        if deterministic:
+            raise NotYetSupported(
+                feature="deterministic=True", fix="Results of one plan are already bitwise repeatable; leave it out."
+            )
+        maxima = Maxima.declared(max_batch_size, max_total_q, max_pages)
         if planner not in PLANNERS:
             raise InvalidArgument(name="planner", given=planner, supported=" or ".join(map(repr, PLANNERS)), fix="")
         self.spec = AttentionSpec.create(
@@ -84,9 +104,11 @@ class BatchAttention:
         self._bounds = compile_bounds(self._program)
         self._operands = OperandTable(self._program, self.device, (num_qo_heads, num_kv_heads))
         self._workspace = Workspace(workspace, self.device)
+        self._declared = None if maxima is None else Declared(maxima, self.spec, self._program, self.device)
+        self._captured: list[Planned] = []
         self._planner = planner
         self._cost = cost_model(self.target.arch_name)
-        self._state: _Planned | None = None
+        self._state: Planned | None = None
         self._why_unplanned = "plan() has not been called"
         self._handle = operator.register(self)
 
@@ -96,7 +118,10 @@ class BatchAttention:
         return self._implementation.name
 
     def workspace_size(self, num_ctas: int | None = None) -> int:
-        """Bytes of workspace that a plan with `num_ctas` workers needs (None: the default of the device)."""
+        """Bytes of workspace that a plan with `num_ctas` workers needs (None: the default of the device).
+
+        num_ctas is that of `plan`: 2 tiles of fp32 partial states for each CTA of each tile class.
+        """
         num_ctas = planning.check_num_ctas(num_ctas)
         return workspace_bytes(self._tile_classes(num_ctas), self.spec.head_dim_vo)
 
@@ -117,22 +142,34 @@ class BatchAttention:
         qo_indptr: int32/int64 ``[batch + 1]``, rows of q per request; kv: RaggedKV, PagedKV or
         PagedKV.from_block_table; params: operands of the variant for this step (copied); q_pos
         ``[total_q]`` and kv_pos ``[total_kv]``: positions that masks and transforms see in place of the
-        default ones; num_ctas: workers to balance over; validate: check page ids for being
+        default ones; num_ctas: workers to balance over (None: SMs of the device, threads on a host; triton launches
+        for each tile class as many CTAs per worker as an SM holds of it); validate: check page ids for being
         negative here, and device metadata too (None: ``ATTNLOOM_CHECK``).
+
+        With lengths on the host nothing waits for the device, except for operands on it that shape the tiles.
 
         Host arrays may be overwritten when this returns. After a plan that raised, `run` refuses.
         """
         self._state, self._why_unplanned = None, "the last plan() failed"
         if share_prefixes is not None:
             raise NotYetSupported(feature="share_prefixes", fix="Leave it out.")
+        if buffers.capturing(self.device):
+            raise CaptureRefused(
+                what="plan was called",
+                reason="a replay would copy from memory that is no longer its own",
+                fix="Plan before the capture, and before each replay that is to do other work.",
+            )
         num_ctas = planning.check_num_ctas(num_ctas)
         inputs = planning.gather_inputs(qo_indptr, kv, spec=self.spec, device=self.device, q_pos=q_pos, kv_pos=kv_pos)
         if env.check_enabled() if validate is None else validate:
             planning.check_page_ids(inputs.kv)
         classes = self._tile_classes(num_ctas)
+        if self._declared is not None:
+            self._declared.maxima.check(inputs)
         self._workspace.ensure(workspace_bytes(classes, self.spec.head_dim_vo))
         operands = self._operands.at_plan(params, inputs.lengths)
-        operands |= copies(operands, self._bounds.structural_params)  # what shaped the tiles must also mask them
+        if self._declared is None:  # what shaped the tiles must also mask them
+            operands |= copies(operands, self._bounds.structural_params | set(params or ()), self.device)
         self._state = self._schedule(inputs, operands, classes)
 
     def run(
@@ -193,12 +230,13 @@ class BatchAttention:
         spec, total_q = self.spec, state.inputs.total_q
         tensors.check_q(q, spec, self.device, total_q)
         k, v = self._caches(k_cache, v_cache, state)
+        rows = self._rows(state, q, (k, v), params)
         operands = self._operands.at_run(state.operands, params, state.inputs.lengths)
         state = self._follow_structure(state, operands)
         dtype = torch.float32 if raw else spec.dtype
-        out = tensors.output_tensor(out, q, spec, dtype, total_q)
-        lse = tensors.lse_tensor(lse, q, spec, total_q) if with_lse else None
-        if total_q:
+        out = tensors.output_tensor(out, q, spec, dtype, rows)
+        lse = tensors.lse_tensor(lse, q, spec, rows) if with_lse else None
+        if rows.stop:
             self._implementation.launch(
                 state.plan,
                 LaunchTensors(
@@ -211,8 +249,8 @@ class BatchAttention:
                     lse=lse,
                     workspace=self._workspace.buffer,
                     params=operands,
-                    q_pos=state.inputs.q_pos_device,
-                    kv_pos=state.inputs.kv_pos_device,
+                    q_pos=state.placed.q_pos,
+                    kv_pos=state.placed.kv_pos,
                     raw_state=raw,
                 ),
             )
@@ -232,6 +270,9 @@ class BatchAttention:
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__)
         made._workspace = self._workspace.another()
+        if self._declared is not None:  # its plan lies in buffers that this object's next plan overwrites
+            made._declared = self._declared.another()
+            made._state, made._why_unplanned = None, "a copy under declared maxima plans for itself"
         made._handle = operator.register(made)
         return made
 
@@ -244,7 +285,7 @@ class BatchAttention:
             feature="pickling a BatchAttention", fix="Build it again, from its options, where it is needed."
         )
 
-    def _planned(self) -> _Planned:
+    def _planned(self) -> Planned:
         if self._state is None:
             raise PlanRequired(reason=self._why_unplanned)
         return self._state
@@ -252,30 +293,45 @@ class BatchAttention:
     def _tile_classes(self, num_ctas: int | None) -> tuple[TileClass, ...]:
         return self._config.tile_classes(num_ctas or self._implementation.default_num_ctas(self.target))
 
-    def _schedule(self, inputs: planning.PlanInputs, operands: Operands, classes: tuple[TileClass, ...]) -> _Planned:
-        structural = host_values(operands, self._bounds.structural_params)
-        plan = planning.build_plan(
+    def _schedule(self, inputs: planning.PlanInputs, operands: Operands, classes: tuple[TileClass, ...]) -> Planned:
+        made = planning.make_schedule(
             inputs,
             spec=self.spec,
             bounds=self._bounds,
-            operands=structural,
+            operands=self._operands.host_values(operands, self._bounds.structural_params),
             classes=classes,
             cost=self._cost,
             planner=self._planner,
-            device=self.device,
         )
-        return _Planned(inputs, operands, classes, plan)
+        if self._declared is None:
+            return Planned(inputs, classes, place(inputs, made, operands, self.spec, self.device))
+        return Planned(inputs, classes, self._declared.place(inputs, classes, operands, made))
 
-    def _follow_structure(self, state: _Planned, operands: Operands) -> _Planned:
+    def _follow_structure(self, state: Planned, operands: Operands) -> Planned:
         """The plan for `operands`: scheduled again where one that shapes the tiles differs from the plan's."""
         for name in self._bounds.structural_params:
             planned = state.operands.get(name)
-            if planned is not None and not same_values(planned, operands[name]):
+            if planned is None or planned is operands[name]:
+                continue
+            if self._declared is not None:
+                raise self._declared.refuse(name)
+            if not same_values(planned, operands[name]):
                 return self._schedule(state.inputs, operands, state.classes)
         return state
 
+    def _rows(self, state: Planned, q: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], params: Any) -> range:
+        """Rows of out that this launch writes for sure; the end of the range is what out must have."""
+        if not buffers.capturing(self.device):
+            state.use_on_current_stream(self._workspace.buffer)
+            return range(state.inputs.total_q)
+        check_captured_params(params, self.device)
+        if self._declared is not None:
+            return self._declared.rows(q, caches, state.inputs.kv.pages is None)
+        self._captured.append(state)  # the graph reads its buffers
+        return range(state.inputs.total_q)
+
     def _caches(
-        self, k_cache: torch.Tensor, v_cache: torch.Tensor | None, state: _Planned
+        self, k_cache: torch.Tensor, v_cache: torch.Tensor | None, state: Planned
     ) -> tuple[torch.Tensor, torch.Tensor]:
         kv, spec = state.inputs.kv, self.spec
         ragged = kv.pages is None
@@ -292,74 +348,3 @@ class BatchAttention:
             views.append(view.detach())
         state.check_rows(min(views[0].shape[0], views[1].shape[0]))
         return views[0], views[1]
-
-
-class _Planned:
-    """One plan and what it was made from."""
-
-    def __init__(
-        self,
-        inputs: planning.PlanInputs,
-        operands: Operands,
-        classes: tuple[TileClass, ...],
-        plan: Plan,
-    ) -> None:
-        self.inputs = inputs
-        self.operands = operands
-        self.classes = classes
-        self.plan = plan
-        self._checked_rows: int | None = None
-
-    def check_rows(self, num_rows: int) -> None:
-        """Once per cache size, where page ids lie on the host: all of them are inside the cache."""
-        kv = self.inputs.kv
-        if self._checked_rows == num_rows or (kv.pages is not None and kv.pages.device.type != "cpu"):
-            return
-        planning.check_pages(kv, num_rows, name="k_cache and v_cache")
-        self._checked_rows = num_rows
-
-
-def resolve_device(device: torch.device | str | int | None) -> torch.device:
-    """`device` with its index, torch's default device for None."""
-    try:
-        resolved = torch.get_default_device() if device is None else torch.device(device)
-        known = resolved.type != "cuda" or (resolved.index or 0) < torch.cuda.device_count()
-    except (RuntimeError, TypeError):
-        known = False
-    if not known:
-        raise InvalidArgument(
-            name="device",
-            given=device,
-            supported=f"'cpu' or one of the {torch.cuda.device_count()} CUDA devices of this machine",
-            fix="Leave it out for torch's default device.",
-        )
-    if resolved.type == "cuda" and resolved.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return resolved
-
-
-def check_variant(variant: Variant | None) -> Variant:
-    """`variant`, or full attention for None; raises for anything that is no Variant."""
-    if variant is None:
-        return Variant()
-    if not isinstance(variant, Variant):
-        raise InvalidArgument(
-            name="variant",
-            given=variant,
-            supported="an attnloom.Variant",
-            fix="Call the built-in (al.variants.causal()), or wrap functions in al.Variant(...).",
-        )
-    return variant
-
-
-def _refuse_later_options(
-    deterministic: bool, max_batch_size: int | None, max_total_q: int | None, max_pages: int | None
-) -> None:
-    if deterministic:
-        raise NotYetSupported(
-            feature="deterministic=True", fix="Results of one plan are already bitwise repeatable; leave it out."
-        )
-    maxima = {"max_batch_size": max_batch_size, "max_total_q": max_total_q, "max_pages": max_pages}
-    for name, value in maxima.items():
-        if value is not None:
-            raise NotYetSupported(feature=f"the declared maximum {name}", fix="Leave it out: buffers fit each plan.")

@@ -1,4 +1,4 @@
-"""Workspace: the engine's own, or a caller's buffer, as 1-D uint8."""
+"""Workspace: the engine's own, or a caller's buffer, as 1-D uint8; and what is asked of streams."""
 
 from __future__ import annotations
 
@@ -36,6 +36,18 @@ def check_workspace(workspace: torch.Tensor, device: torch.device) -> torch.Tens
             fix="Slice it at a multiple of 16 bytes.",
         )
     return workspace
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether the current stream records a CUDA graph."""
+    return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
+
+
+def stream_of(device: torch.device) -> int:
+    """The device's current stream, as a number; 0 on a host."""
+    if device.type != "cuda":
+        return 0
+    return int(torch._C._cuda_getCurrentRawStream(device.index))
 
 
 class Workspace:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from attnloom.api.batch import BatchAttention, check_variant, resolve_device
+from attnloom.api.batch import BatchAttention
 from attnloom.api.operands import OperandTable
+from attnloom.api.options import check_variant, resolve_device
 from attnloom.errors import (
     DeviceMismatch,
     DtypeMismatch,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -27,24 +27,29 @@ class OperandTable:
         self.params = program.params
         self.counts = {"num_qo_heads": heads[0], "num_kv_heads": heads[1]}
         self.device = device
-        self.defaults: Operands = {
-            name: self._checked(param, param.default)
-            for name, param in self.params.items()
-            if param.default is not None
-        }
+        self.defaults: Operands = {}
+        self._host_defaults: dict[str, Any] = {}
+        for name, param in self.params.items():
+            if param.default is not None:
+                value = self.defaults[name] = self._checked(param, param.default)
+                given = param.default
+                if value is not given and isinstance(given, torch.Tensor) and given.device.type == "cpu":
+                    self._host_defaults[name] = _host(given.detach()).copy()
 
     def at_plan(self, values: Mapping[str, Any] | None, lengths: Lengths) -> Operands:
-        """Operands known at plan: defaults, those computed from (qo_len, kv_len), the plan's own (copied)."""
+        """Operands known at plan: defaults, those computed from (qo_len, kv_len), the plan's own.
+
+        They are the caller's own tensors, and lie on the host where they were given there.
+        """
         self._refuse_undeclared(values)
         if not self.params:
             return {}
         known = dict(self.defaults)
         for name, param in self.params.items():
             if param.from_lengths is not None:
-                known[name] = self._checked(param, self._computed(param, lengths))
+                known[name] = self._checked(param, self._computed(param, lengths), stay=True)
         for name, value in (values or {}).items():
-            checked = self._checked(self.params[name], value)
-            known[name] = checked.clone() if isinstance(checked, torch.Tensor) else checked
+            known[name] = self._checked(self.params[name], value, stay=True)
         for name, value in known.items():
             check_shape(self.params[name], value, *lengths)
         self._check_extents(known, lengths)
@@ -74,7 +79,8 @@ class OperandTable:
     def _computed(self, param: Param, lengths: Lengths) -> torch.Tensor:
         value = None if param.from_lengths is None else param.from_lengths(*lengths)
         try:
-            return torch.as_tensor(value, device=self.device)
+            computed: torch.Tensor = torch.as_tensor(value)
+            return computed if computed.device.type == "cpu" else computed.to(self.device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ParamError(
                 name=param.name,
@@ -96,7 +102,20 @@ class OperandTable:
             if name not in self.params:
                 raise unknown(name, self.params)
 
-    def _checked(self, param: Param, value: Any) -> Operand:
+    def host_values(self, operands: Operands, names: frozenset[str]) -> dict[str, Any]:
+        """The named operands on the host (numpy arrays and numbers), for the bounds; a missing one is left out.
+
+        One that was given on a device is read back, which waits for the device.
+        """
+        found = {}
+        for name in names & operands.keys():
+            value = operands[name]
+            known = name in self._host_defaults and value is self.defaults[name]
+            found[name] = self._host_defaults[name] if known else _host(value)
+        return found
+
+    def _checked(self, param: Param, value: Any, *, stay: bool = False) -> Operand:
+        """The value as declared, on the device; stay: on the host where it lies there."""
         if isinstance(value, torch.Tensor):
             if value.requires_grad and torch.is_grad_enabled():
                 raise GradientRequired(name=f"variant parameter {param.name!r}")
@@ -107,19 +126,14 @@ class OperandTable:
                 raise DeviceMismatch(
                     name=f"variant parameter {param.name!r}", given=checked.device, expected=self.device
                 )
-            checked = checked.to(self.device)
+            checked = checked if stay else checked.pin_memory().to(self.device, non_blocking=True)
         return checked
 
 
-def host_values(operands: Operands, names: frozenset[str]) -> dict[str, Any]:
-    """The named operands on the host (numpy arrays and numbers), for the bounds; a missing one is left out."""
-    return {name: _host(operands[name]) for name in names if name in operands}
-
-
-def copies(operands: Operands, names: frozenset[str]) -> Operands:
-    """Copies of the named tensors, so that a caller's later writes do not reach them."""
+def copies(operands: Operands, names: Set[str], device: torch.device) -> Operands:
+    """Copies of the named tensors on the device, so that a caller's later writes do not reach them."""
     named = {name: operands[name] for name in names if name in operands}
-    return {name: value.clone() for name, value in named.items() if isinstance(value, torch.Tensor)}
+    return {name: x.clone() for name, x in named.items() if isinstance(x, torch.Tensor) and x.device == device}
 
 
 def same_values(left: Operand, right: Operand) -> bool:

@@ -1,4 +1,4 @@
-"""From a caller's lengths and page tables to a Plan."""
+"""From a caller's lengths and page tables to a schedule."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from attnloom.errors import InvalidArgument, InvalidMetadata
-from attnloom.formats import KVFormat, PagedKV, RaggedKV, ResolvedKV, exclusive_cumsum, host_indptr, host_ints
+from attnloom.formats import KVFormat, PagedKV, RaggedKV, ResolvedKV, host_indptr, host_ints
 from attnloom.formats.index import IntArray
 from attnloom.formats.paged import BlockTableKV
 from attnloom.schedule.cost import CostModel
 from attnloom.schedule.planner import Planner, Problem, schedule
-from attnloom.schedule.work import PageView, Plan, TileClass
+from attnloom.schedule.result import Schedule
+from attnloom.schedule.work import TileClass
 from attnloom.spec import AttentionSpec, positive_int
 from attnloom.variant.bounds import BoundsProgram
 
@@ -26,8 +26,7 @@ MAX_CTAS = 1 << 16  # workers beyond any device's, and a workspace that is still
 class PlanInputs:
     """Validated host copies of what `plan` was given; enough to schedule again.
 
-    qo_indptr int64 [batch + 1]; kv: lengths and pages; q_pos, kv_pos: int64 host copies or None;
-    q_pos_device, kv_pos_device: int32 copies for the kernels or None.
+    qo_indptr int64 [batch + 1]; kv: lengths and pages; q_pos, kv_pos: int64 host copies or None.
     """
 
     qo_indptr: IntArray
@@ -35,8 +34,6 @@ class PlanInputs:
     kv: ResolvedKV
     q_pos: IntArray | None
     kv_pos: IntArray | None
-    q_pos_device: torch.Tensor | None
-    kv_pos_device: torch.Tensor | None
 
     @property
     def lengths(self) -> tuple[IntArray, IntArray]:
@@ -64,12 +61,11 @@ def gather_inputs(
     indptr = host_indptr("qo_indptr", qo_indptr)
     qo_len = indptr[1:] - indptr[:-1]
     resolved = kv.resolve(qo_len.shape[0], device)
-    q_host, q_device = _positions("q_pos", q_pos, qo_len, device)
-    kv_host, kv_device = _positions("kv_pos", kv_pos, resolved.kv_len, device)
-    return PlanInputs(indptr, qo_len, resolved, q_host, kv_host, q_device, kv_device)
+    positions = _positions("q_pos", q_pos, qo_len), _positions("kv_pos", kv_pos, resolved.kv_len)
+    return PlanInputs(indptr, qo_len, resolved, *positions)
 
 
-def build_plan(
+def make_schedule(
     inputs: PlanInputs,
     *,
     spec: AttentionSpec,
@@ -78,47 +74,19 @@ def build_plan(
     classes: tuple[TileClass, ...],
     cost: CostModel,
     planner: Planner,
-    device: torch.device,
-) -> Plan:
-    """Schedule the batch and lay the Plan's arrays on `device`."""
-    kv = inputs.kv
+) -> Schedule:
+    """Schedule the batch; operands: values on the host of those that shape its tiles."""
     default_positions = inputs.q_pos is None and inputs.kv_pos is None
-    bands = bounds.bands(inputs.qo_len, kv.kv_len, operands, default_positions)
     problem = Problem(
         qo_indptr=inputs.qo_indptr,
-        kv_len=kv.kv_len,
+        kv_len=inputs.kv.kv_len,
         group_size=spec.group_size,
         num_kv_heads=spec.num_kv_heads,
-        bands=bands,
+        bands=bounds.bands(inputs.qo_len, inputs.kv.kv_len, operands, default_positions),
         q_pos=inputs.q_pos,
         kv_pos=inputs.kv_pos,
     )
-    class_plans, merges = schedule(problem, classes, planner=planner, cost=cost).to_classes(device)
-    kv_indptr = exclusive_cumsum(kv.kv_len)
-    batch = inputs.qo_len.shape[0]
-    view = PageView(
-        pages=kv.pages,
-        page_start=_place(kv.page_start, torch.int64, device),
-        kv_len=_place(kv.kv_len, torch.int32, device),
-        page_size=kv.page_size,
-    )
-    return Plan(
-        batch=batch,
-        total_q=inputs.total_q,
-        total_kv=int(kv_indptr[-1]),
-        num_qo_heads=spec.num_qo_heads,
-        num_kv_heads=spec.num_kv_heads,
-        qo_indptr=_place(inputs.qo_indptr, torch.int32, device),
-        kv_indptr=_place(kv_indptr, torch.int64, device),
-        levels=(view,),
-        level_indptr=(0, batch),
-        classes=class_plans,
-        merges=merges,
-        row_maps=None,
-        deterministic=False,
-        has_q_pos=inputs.q_pos is not None,
-        has_kv_pos=inputs.kv_pos is not None,
-    )
+    return schedule(problem, classes, planner=planner, cost=cost)
 
 
 def check_num_ctas(num_ctas: Any) -> int | None:
@@ -178,11 +146,9 @@ def _check_page_size(spec: AttentionSpec, kv: KVFormat) -> None:
         )
 
 
-def _positions(
-    name: str, value: Any, lengths: IntArray, device: torch.device
-) -> tuple[IntArray | None, torch.Tensor | None]:
+def _positions(name: str, value: Any, lengths: IntArray) -> IntArray | None:
     if value is None:
-        return None, None
+        return None
     expected = int(lengths.sum())
     host = host_ints(name, value)
     if host.shape[0] != expected:
@@ -192,11 +158,4 @@ def _positions(
     limit = 2**31 - 1
     if host.shape[0] and (int(host.max()) > limit or int(host.min()) < -limit):
         raise InvalidMetadata(name=name, given="values outside int32", expected="int32 positions", fix="")
-    return host, _place(host, torch.int32, device)
-
-
-def _place(array: IntArray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A device copy of a host array."""
-    narrow = np.int32 if dtype == torch.int32 else np.int64
-    copied = torch.from_numpy(array.astype(narrow))
-    return copied if device.type == "cpu" else copied.to(device)
+    return host

@@ -104,30 +104,30 @@ def check_view(name: str, view: torch.Tensor, *, page_size: int, heads: int, hea
 
 
 def output_tensor(
-    out: torch.Tensor | None, q: torch.Tensor, spec: AttentionSpec, dtype: torch.dtype, total_q: int
+    out: torch.Tensor | None, q: torch.Tensor, spec: AttentionSpec, dtype: torch.dtype, rows: range
 ) -> torch.Tensor:
-    """The caller's `out`, checked, or a new one whose rows past the plan are zero."""
+    """The caller's `out`, checked to have `rows.stop` rows, or a new one that is zero but for `rows`."""
     shape = (q.shape[0], spec.num_qo_heads, spec.head_dim_vo)
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=q.device)
-        if shape[0] > total_q:
-            out[total_q:].zero_()
+        if shape[0] > len(rows):
+            out[len(rows) :].zero_()
         return out
     check_common("out", out, dtype, q.device)
-    _check_rows("out", out, shape, total_q)
+    _check_rows("out", out, shape, rows.stop)
     return out
 
 
-def lse_tensor(lse: torch.Tensor | None, q: torch.Tensor, spec: AttentionSpec, total_q: int) -> torch.Tensor:
-    """The caller's `lse`, checked, or a new one whose rows past the plan are −inf."""
+def lse_tensor(lse: torch.Tensor | None, q: torch.Tensor, spec: AttentionSpec, rows: range) -> torch.Tensor:
+    """The caller's `lse`, checked to have `rows.stop` rows, or a new one that is −inf but for `rows`."""
     shape = (q.shape[0], spec.num_qo_heads)
     if lse is None:
         lse = torch.empty(shape, dtype=torch.float32, device=q.device)
-        if shape[0] > total_q:
-            lse[total_q:].fill_(-torch.inf)
+        if shape[0] > len(rows):
+            lse[len(rows) :].fill_(-torch.inf)
         return lse
     check_common("lse", lse, torch.float32, q.device)
-    _check_rows("lse", lse, shape, total_q)
+    _check_rows("lse", lse, shape, rows.stop)
     return lse
 
 

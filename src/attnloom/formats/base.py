@@ -17,9 +17,10 @@ class ResolvedKV:
 
     kv_len      int64 [batch], tokens per request (host)
     page_start  int64 [batch]: index into `pages` of a request's first page; ragged: its first row (host)
-    pages       int32 flat page ids on the target device; None: ragged, token rows themselves
+    pages       int32 flat page ids, a host copy or a device's own; None: ragged, token rows themselves
     page_size   tokens a page; 1 for ragged
     capacity    rows that k and v must at least have (ragged), 0 where pages are checked instead
+    row_stride  elements between the requests of a dense table, 0 where they follow one another (CSR)
     """
 
     kv_len: IntArray
@@ -27,6 +28,24 @@ class ResolvedKV:
     pages: torch.Tensor | None
     page_size: int
     capacity: int
+    row_stride: int = 0
+
+    @property
+    def columns(self) -> int:
+        """Pages of the longest request."""
+        longest = int(self.kv_len.max(initial=0))
+        return (longest + self.page_size - 1) // self.page_size
+
+    @property
+    def num_entries(self) -> int:
+        """Page ids that the plan keeps: CSR all of the requests', a dense table `columns` a request; ragged: rows."""
+        if self.pages is None:
+            return self.capacity
+        batch = self.kv_len.shape[0]
+        if self.row_stride or not batch:
+            return batch * self.columns
+        first, last_len = int(self.page_start[-1]), int(self.kv_len[-1])
+        return first + (last_len + self.page_size - 1) // self.page_size
 
     def host_page_bounds(self) -> tuple[int, int]:
         """Smallest and largest page id that a request owns, (0, -1) when none does; reads `pages` on the host."""
@@ -48,8 +67,8 @@ class KVFormat(ABC):
 
     @abstractmethod
     def resolve(self, batch: int, device: torch.device) -> ResolvedKV:
-        """Validate against `batch` requests and place the page ids on `device`.
+        """Validate against `batch` requests; page ids that do not lie on the host come to `device`.
 
-        Host arrays are copied, so that the caller may overwrite them; device arrays are read in place.
+        Host arrays are copied on the host, so that the caller may overwrite them; device arrays are read in place.
         Raises InvalidMetadata before anything is launched.
         """

@@ -88,7 +88,7 @@ class BlockTableKV(KVFormat):
         longest = _check_seq_lens(kv_len, int(table.shape[1]), self.page_size)
         pages, row_stride = _flat_table(table, -(-longest // self.page_size), device)
         page_start = np.arange(batch, dtype=np.int64) * row_stride
-        return ResolvedKV(kv_len, page_start, pages, self.page_size, 0)
+        return ResolvedKV(kv_len, page_start, pages, self.page_size, 0, row_stride)
 
 
 def _check_last_page(last: IntArray, counts: IntArray, page_size: int) -> None:
@@ -136,7 +136,7 @@ def _index_tensor(name: str, value: Any, ndim: int) -> torch.Tensor:
 
 
 def _device_pages(name: str, value: Any, needed: int, device: torch.device) -> torch.Tensor:
-    """Flat int32 page ids on `device`: read in place on a GPU, copied on the host."""
+    """Flat int32 page ids: read in place on a GPU, copied on the host."""
     pages = _index_tensor(name, value, 1)
     if pages.shape[0] < needed:
         raise InvalidMetadata(
@@ -146,7 +146,7 @@ def _device_pages(name: str, value: Any, needed: int, device: torch.device) -> t
             fix="kv_indptr counts pages, not tokens.",
         )
     if pages.device.type == "cpu":
-        return _copied(pages[:needed], device)
+        return _copied(pages[:needed])
     return _narrow(pages.to(device))
 
 
@@ -157,17 +157,16 @@ def _flat_table(table: torch.Tensor, columns: int, device: torch.device) -> tupl
         span = (rows - 1) * stride + table.shape[1] if rows else 0
         return table.as_strided((span,), (1,)), stride
     if table.device.type == "cpu":
-        return _copied(table[:, :columns], device).view(-1), columns
+        return _copied(table[:, :columns]).view(-1), columns
     return _narrow(table[:, :columns].to(device)).view(-1), columns
 
 
-def _copied(pages: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A contiguous int32 copy of host page ids on `device` (numpy: torch would wake its thread pool for it)."""
+def _copied(pages: torch.Tensor) -> torch.Tensor:
+    """A contiguous int32 copy of host page ids, on the host (numpy: torch would wake its thread pool for it)."""
     ids = pages.numpy()
     if ids.dtype != np.int32:
         ids = np.clip(ids, -_LARGEST_PAGE, _LARGEST_PAGE)  # else 2**32 would wrap to a page that exists
-    copied = torch.from_numpy(ids.astype(np.int32, order="C"))
-    return copied if device.type == "cpu" else copied.to(device)
+    return torch.from_numpy(ids.astype(np.int32, order="C"))
 
 
 def _narrow(pages: torch.Tensor) -> torch.Tensor:

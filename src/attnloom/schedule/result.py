@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
@@ -56,7 +57,7 @@ class Schedule:
 
     @cached_property
     def _arrays(self) -> list[Int32s]:
-        widths = _WIDTHS * len(self.tiles) + _MERGE_WIDTHS
+        widths = section_widths(len(self.tiles))
         flat = [self.buffer[start : start + length] for start, length in self.sections]
         return [a.reshape(-1, w) if w else a for a, w in zip(flat, widths, strict=True)]
 
@@ -84,20 +85,35 @@ class Schedule:
         """`MergeList.slots`."""
         return self._arrays[-1]
 
-    def to_classes(self, device: torch.device | str) -> tuple[tuple[ClassPlan, ...], MergeList]:
-        """The Plan's tensors on a device, views of one buffer; on the CPU it is this schedule's own."""
+    def views(self, whole: torch.Tensor, start: int) -> list[torch.Tensor]:
+        """The arrays, in the order of `sections`, in an int32 tensor that holds `buffer` from `start` on."""
+        return [
+            whole.as_strided(array.shape, (array.shape[1], 1) if array.ndim == 2 else (1,), start + at)
+            for array, (at, _) in zip(self._arrays, self.sections, strict=True)
+        ]
+
+    def host_views(self) -> list[torch.Tensor]:
+        """The arrays as they are, as tensors."""
         import torch
 
-        if torch.device(device).type == "cpu":
-            views = [torch.from_numpy(array) if array.size else _empty(array.shape) for array in self._arrays]
-        else:
-            whole = torch.from_numpy(self.buffer).to(device)
-            views = [
-                whole.as_strided(array.shape, (array.shape[1], 1) if array.ndim == 2 else (1,), start)
-                for array, (start, _) in zip(self._arrays, self.sections, strict=True)
-            ]
-        parts = []
-        for c, (tile, heads) in enumerate(zip(self.tiles, self.heads_per_item, strict=True)):
-            segments, items, item_segments, work_indptr = views[4 * c : 4 * c + 4]
-            parts.append(ClassPlan(tile, heads, items, item_segments, segments, work_indptr))
-        return tuple(parts), MergeList(*views[-3:])
+        return [torch.from_numpy(array) if array.size else _empty(array.shape) for array in self._arrays]
+
+    def to_classes(self, views: Sequence[torch.Tensor]) -> tuple[tuple[ClassPlan, ...], MergeList]:
+        """The Plan's parts from the arrays as tensors, in the order of `sections`."""
+        return class_plans(self.tiles, self.heads_per_item, views)
+
+
+def class_plans(
+    tiles: Sequence[TileClass], heads_per_item: Sequence[int], views: Sequence[torch.Tensor]
+) -> tuple[tuple[ClassPlan, ...], MergeList]:
+    """The Plan's parts from tensors in the order of `Schedule.sections`."""
+    parts = []
+    for c, (tile, heads) in enumerate(zip(tiles, heads_per_item, strict=True)):
+        segments, items, item_segments, work_indptr = views[4 * c : 4 * c + 4]
+        parts.append(ClassPlan(tile, heads, items, item_segments, segments, work_indptr))
+    return tuple(parts), MergeList(*views[-3:])
+
+
+def section_widths(num_classes: int) -> tuple[int, ...]:
+    """Columns of each array in `Schedule.sections`, 0: one dimension."""
+    return _WIDTHS * num_classes + _MERGE_WIDTHS

@@ -86,6 +86,17 @@ class BoundsProgram:
         layout = self._layout(default_positions, missing)
         return layout.bands(Batch(qo_len, kv_len, params, default_positions))
 
+    def most_bands(self, default_positions: bool, missing: frozenset[str]) -> tuple[int, int]:
+        """Upper bounds of n and m in ``may [R, n, 6]`` and ``not_must [R, m, 6]``, whatever lengths and values.
+
+        missing: the `structural_params` without a value.
+        """
+        constant = self._constant.get(default_positions)
+        if constant is not None:
+            return constant.may.shape[1], constant.not_must.shape[1]
+        cells = self._layout(default_positions, missing & self.structural_params).cells
+        return cells, cells
+
     def _layout(self, default_positions: bool, missing: frozenset[str]) -> _Layout:
         key = (default_positions, missing)
         found = self._analyses.get(key)
@@ -103,6 +114,12 @@ class _Layout:
         self._bits = Columns(analysis.bits)
         self.varies = any(columns.varies for columns in (*self._cuts, self._bits))
         self._patterns: dict[bytes, tuple[list[Box], list[Box]]] = {}
+
+    @property
+    def cells(self) -> int:
+        """Cells of the grid between cuts: no more boxes than that."""
+        cells = math.prod(columns.width + 1 for columns in self._cuts)
+        return cells if cells <= MAX_CELLS else 1
 
     def bands(self, batch: Batch) -> Bands:
         rows = len(batch.qo_len) if self.varies else 1
