@@ -108,7 +108,6 @@ def test_a_load_served_wrong_exits_1(tiny: str, tmp_path: Path, monkeypatch: pyt
     wrong_attention(monkeypatch)
     options = ["--requests", "2", "--prompt-tokens", "20", "--max-new-tokens", "2"]
     assert run(tiny, tmp_path, *options) == 1
-    assert run(tiny, tmp_path, *options, "--no-verify") == 0
 
 
 def test_tokens_that_the_logits_do_not_explain_are_judged_wrong(tiny: str) -> None:
@@ -191,3 +190,25 @@ def test_the_types_that_configurations_ask_for() -> None:
         assert (options.dtype, options.max_batch_tokens) == (dtype, batch_tokens)
     with pytest.raises(InvalidArgument):
         Options.from_arguments(parser.parse_args(["--prompt-tokens", "3"]))
+
+
+def test_the_packaged_configuration_is_known_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.metadata
+
+    def files(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "files", files)
+    source = random_weights.find(None, None)
+    assert source.name == "smollm2-135m (random weights)"
+
+
+def test_known_configurations_are_those_of_the_models() -> None:
+    """Parameters of each, counted by hand: embeddings, then per layer attention, MLP and norms."""
+    smol = 49152 * 576 + 30 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536 + 2 * 576) + 576
+    llama = 2 * 128256 * 4096 + 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096) + 4096
+    assert (smol, llama) == (134_515_008, 8_030_261_248)
+    for known, count in (("smollm2-135m", smol), ("llama-3.1-8b", llama)):
+        source = random_weights.find(None, known)
+        model = random_weights.load(source, device="meta", dtype="bfloat16", bars=False).model
+        assert sum(parameter.numel() for parameter in model.parameters()) == count

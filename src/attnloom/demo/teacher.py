@@ -110,12 +110,17 @@ def _forced(model: Any, answer: Answer) -> Any:
 @contextmanager
 def _weights_as(model: Any, dtype: Any) -> Iterator[None]:
     """`model` with its parameters in `dtype`, exactly as they were afterwards; buffers keep their own type."""
+    import torch
+
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # TF32 would be no wider type
     before = [(parameter, parameter.data.dtype) for parameter in model.parameters()]
     for parameter, _ in before:
         parameter.data = parameter.data.to(dtype)
     try:
         yield
     finally:
+        torch.set_float32_matmul_precision(precision)
         for parameter, own in before:
             parameter.data = parameter.data.to(own)
 
