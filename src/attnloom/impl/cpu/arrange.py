@@ -45,8 +45,9 @@ _PAIR_COST = 0.006
 
 _SMALL = 300.0  # a plan cheaper than this is not worth waking threads
 _UNITS_PER_WORKER = 3  # a unit is at most this fraction of a worker's share, where it can be divided
-# Many rows in a product read the keys from cache less often; few compute less beyond the diagonal.
-_PRODUCT_ROWS = 512  # of all its heads
+# Few long operations rather than many short ones: each asks for the interpreter, which workers share.
+PRODUCT_ROWS = 2048  # of all heads of a product
+_JOINED_ROWS = 512  # of a head: many compute more beyond the diagonal
 _KEYS_PER_ROW = 3  # tiles are joined while a row has this many keys
 _PANEL_KEYS = 1 << 13  # keys times heads that a unit of several tiles gathers once for all of them
 
@@ -212,7 +213,7 @@ def _fused(tiles: list[Tile]) -> list[Tile]:
             last = fused[-1]
             rows = last.row_count + tile.row_count
             joins = tile.slots is None and last.slots is None and tile.row_start == last.row_start + last.row_count
-            if joins and rows <= min(_PRODUCT_ROWS, tile.keys // _KEYS_PER_ROW) and tile.spans == last.spans:
+            if joins and rows <= min(_JOINED_ROWS, tile.keys // _KEYS_PER_ROW) and tile.spans == last.spans:
                 fused[-1] = last._replace(row_count=rows)
                 continue
         fused.append(tile)
@@ -229,7 +230,7 @@ def _divide(unit: Unit, share: float) -> list[Unit]:
     """Parts of a unit that cost about a share and fit caches: by kv heads, then by q tiles."""
     parts = max(1, math.ceil(unit.cost / share))
     rows = unit.heads * max(tile.row_count for tile in unit.tiles)
-    parts = max(parts, math.ceil(rows / _PRODUCT_ROWS))
+    parts = max(parts, math.ceil(rows / PRODUCT_ROWS))
     if len(unit.tiles) > 1:
         begin, end = unit.hull
         parts = max(parts, math.ceil(unit.heads * (end - begin) / _PANEL_KEYS))

@@ -9,7 +9,8 @@ from attnloom.impl.base import LaunchTensors
 from attnloom.impl.cpu.arrange import Arrangement, Place, Tile, Unit, heads_of, tile_places
 from attnloom.impl.cpu.keys import Cache, Pages, Panel, Range
 from attnloom.impl.cpu.rows import Batch, Rows
-from attnloom.impl.cpu.tile import State, TileRun
+from attnloom.impl.cpu.sums import State
+from attnloom.impl.cpu.tile import TileRun
 from attnloom.impl.cpu.workers import run_units
 from attnloom.schedule.work import ALL_HEADS, Plan
 from attnloom.schedule.workspace import layout

@@ -6,6 +6,7 @@ import threading
 
 import torch
 
+PADDING = 64  # a buffer's size is a multiple of this, so that elements behind the last of a tensor may be touched too
 KEPT_BYTES = 1 << 25  # of one buffer; a larger request gets memory of its own, freed after use
 
 
@@ -23,7 +24,8 @@ class Scratch(threading.local):
         buffer = self._buffers.get((name, dtype))
         if buffer is None or buffer.shape[0] < size:
             with torch.inference_mode(False):  # memory made under inference mode could not be reused outside
-                buffer = torch.empty(max(size, 1 << 16), dtype=dtype, device="cpu")
+                padded = -(-size // PADDING) * PADDING
+                buffer = torch.empty(max(padded, 1 << 16), dtype=dtype, device="cpu")
             if buffer.nbytes <= KEPT_BYTES:
                 self._buffers[name, dtype] = buffer
         return buffer[:size].view(shape)

@@ -1,4 +1,4 @@
-"""One tile: logits of a chunk of keys in one product, their state, states of chunks joined."""
+"""One tile: the logits of a chunk of keys in one product, masked, and their weights' product with the values."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy.typing as npt
 import torch
 
 from attnloom.impl.base import LaunchTensors
-from attnloom.impl.cpu.arrange import Span
+from attnloom.impl.cpu.arrange import PRODUCT_ROWS, Span
 from attnloom.impl.cpu.keys import CHUNK, Panel
 from attnloom.impl.cpu.rows import Batch, Rows
 from attnloom.impl.cpu.scratch import SCRATCH
+from attnloom.impl.cpu.sums import LOG2_E, PlainSums, SoftmaxSums, State
 from attnloom.variant.evaluate import compile_expr
 
-_LOGITS = 1 << 20  # fp32 logits of a chunk: keys that fit are one chunk, and chunks are dear to join
+_LOGITS = 1 << 21  # fp32 logits of a chunk
 _STEP = 128  # a chunk is a multiple of this many keys
 
 Env = dict[str, Any]
-State = tuple[torch.Tensor, torch.Tensor | None]
 Bools = npt.NDArray[np.bool_]
 
 
@@ -33,23 +33,6 @@ class Hidden(NamedTuple):
     begin: int
     end: int
     mask: Bools
-
-
-class Part(NamedTuple):
-    """The state of some keys: out, and the sum of exp(logit - top) by row; no top and total where not needed.
-
-    Chunks are joined by these and not by their lse, whose rounding is large where logits are large.
-    """
-
-    out: torch.Tensor
-    top: torch.Tensor | None = None
-    total: torch.Tensor | None = None
-
-    def state(self) -> State:
-        """(out, lse)."""
-        if self.top is None or self.total is None:
-            return self.out, None
-        return self.out, self.top + torch.log(self.total)
 
 
 class Visible(NamedTuple):
@@ -78,37 +61,33 @@ class TileRun:
         tensors: LaunchTensors = batch.tensors
         self._program = tensors.program
         self._scale = tensors.spec.sm_scale
+        if self._program.use_softmax and self._program.logits is None:
+            self._scale *= LOG2_E
         self._env: Env | None = None
 
     def state(self, spans: tuple[Span, ...], need_lse: bool) -> State:
         """(out [heads, rows, dim_vo], lse [heads, rows]) in fp32 of all keys; lse None where not needed."""
         heads, rows = self._rows.shape
         queries = self._rows.queries()
-        chunks = [chunk for span in spans for chunk in _chunks(span, self._chunk_keys())]
-        several = len(chunks) > 1
-        whole: Part | None = None
-        for chunk in chunks:
-            part = self._chunk(queries, chunk, need_lse or several)
-            if part is not None:
-                whole = part if whole is None else _joined(whole, part)
-        if whole is None:
-            out = torch.zeros(heads, rows, self._batch.tensors.v.shape[-1], device="cpu")
-            return out, torch.full((heads, rows), -torch.inf, device="cpu") if self._program.use_softmax else None
-        return whole.state()
+        sums = SoftmaxSums() if self._program.use_softmax else PlainSums()
+        for span in spans:
+            for chunk in _chunks(span, self._chunk_keys()):
+                self._add(sums, queries, chunk)
+        return sums.state((heads, rows, self._batch.tensors.v.shape[-1]), need_lse)
 
     def _chunk_keys(self) -> int:
-        heads, rows = self._rows.shape
-        keys = _LOGITS // (heads * rows)
-        if self._panel.copies:
-            tensors = self._batch.tensors
-            keys = min(keys, CHUNK // (heads * max(tensors.k.shape[-1], tensors.v.shape[-1])))
+        """Keys of a chunk: by rows and head dims alone, not by how the heads were divided among threads."""
+        tensors = self._batch.tensors
+        rows = self._rows.shape[1]
+        heads = min(tensors.k.shape[2], max(PRODUCT_ROWS // rows, 1))
+        keys = min(_LOGITS // rows, CHUNK // max(tensors.k.shape[-1], tensors.v.shape[-1])) // heads
         return max(keys // _STEP, 1) * _STEP
 
-    def _chunk(self, queries: torch.Tensor, chunk: Span, need_lse: bool) -> Part | None:
-        """The state of one chunk; None where nothing of it is visible."""
+    def _add(self, sums: SoftmaxSums | PlainSums, queries: torch.Tensor, chunk: Span) -> None:
+        """Add what the rows see of one chunk."""
         begin, end, hidden, unseen, blind = self._visible(chunk)
         if begin >= end:
-            return None
+            return
         heads, rows = self._rows.shape
         logits = SCRATCH.take("logits", (heads, rows, end - begin))
         keys = self._panel.keys(begin, end).transpose(1, 2)
@@ -117,30 +96,16 @@ class TileRun:
         if self._program.logits is not None:
             env = {**self._known(), "kv_pos": self._batch.kv_pos(self._request, begin, end), "logits": by_functor}
             by_functor.copy_(compile_expr(self._program.logits)(env))
+            if self._program.use_softmax:
+                logits.mul_(LOG2_E)
+                blind = True  # a transform may return -inf
         fill = -torch.inf if self._program.use_softmax else 0.0
         for part in hidden:
             np.copyto(by_functor[..., part.begin - begin : part.end - begin].numpy(), fill, where=part.mask)
-        values = self._values(begin, end, unseen)
-        if not self._program.use_softmax:
-            return Part(torch.bmm(logits, values))
-        blind = blind or self._program.logits is not None  # a transform may return -inf
-        if not need_lse and not blind:
-            torch.softmax(logits, -1, out=logits)
-            return Part(torch.bmm(logits, values))
-        return self._softmax(logits, values, blind)
-
-    def _softmax(self, logits: torch.Tensor, values: torch.Tensor, blind: bool) -> Part:
-        """State of a chunk; blind: a row may see nothing of it."""
-        top = logits.amax(-1)
-        torch.softmax(logits, -1, out=logits)
-        out = torch.bmm(logits, values)
-        total = logits.amax(-1).reciprocal_()  # the greatest weight is exp(0) / total
-        if blind:
-            nothing = top == -torch.inf
-            if nothing.any():
-                out.masked_fill_(nothing[..., None], 0.0)
-                total.masked_fill_(nothing, 0.0)
-        return Part(out, top, total)
+        values = self._panel.values(begin, end)
+        if unseen is not None:
+            values = values.masked_fill(unseen[..., None], 0.0)
+        sums.add(logits, values, blind)
 
     def _known(self) -> Env:
         if self._env is None:
@@ -179,23 +144,6 @@ class TileRun:
         masked = sum(part.end - part.begin for part in hidden)
         blind = masked == high - low and _row_sees_nothing(hidden)
         return Visible(low, high, tuple(hidden), torch.from_numpy(unseen) if unseen.any() else None, blind)
-
-    def _values(self, begin: int, end: int, unseen: torch.Tensor | None) -> torch.Tensor:
-        values = self._panel.values(begin, end)
-        return values if unseen is None else values.masked_fill(unseen[..., None], 0.0)
-
-
-def _joined(a: Part, b: Part) -> Part:
-    """The state of both; a's out is overwritten."""
-    if a.top is None or a.total is None or b.top is None or b.total is None:
-        return Part(a.out.add_(b.out))
-    top = torch.maximum(a.top, b.top)
-    anchor = top.masked_fill(top == -torch.inf, 0.0)
-    total_a, total_b = a.total * torch.exp(a.top - anchor), b.total * torch.exp(b.top - anchor)
-    total = total_a + total_b
-    nothing = total == 0
-    share_a, share_b = ((one / total).masked_fill_(nothing, 0.0)[..., None] for one in (total_a, total_b))
-    return Part(a.out.mul_(share_a).addcmul_(b.out, share_b), top, total)
 
 
 def _row_sees_nothing(hidden: Sequence[Hidden]) -> bool:

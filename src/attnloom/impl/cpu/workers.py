@@ -47,6 +47,7 @@ class _Pools:
         ready = threading.Barrier(count)
 
         def single() -> None:
+            torch.get_num_threads()  # else this thread's first operation takes the number of the process over
             torch.set_num_threads(1)
             ready.wait()
 
