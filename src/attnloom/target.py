@@ -9,6 +9,15 @@ from dataclasses import dataclass
 
 import torch
 
+from attnloom.errors import InvalidArgument
+
+# Bytes of shared memory that a CTA may have, by compute capability (CUDA C Programming Guide).
+_SHARED_MEMORY = {
+    **dict.fromkeys((80, 87), 166912),
+    **dict.fromkeys((86, 89, 120, 121), 101376),
+    **dict.fromkeys((90, 100, 103, 110), 232448),
+}
+
 
 @dataclass(frozen=True)
 class Target:
@@ -39,6 +48,21 @@ class Target:
             index = device.index if device.index is not None else torch.cuda.current_device()
             return _cuda_target(index)
         return _cpu_target(device.type)
+
+    @staticmethod
+    def of_arch(name: str) -> Target:
+        """An NVIDIA GPU that need not be here, by its architecture, such as "sm90"; num_sms is 0: it is not known.
+
+        Raises InvalidArgument for a name that is none.
+        """
+        digits = name.removeprefix("sm").removeprefix("_").removesuffix("a")
+        arch = int(digits) if digits.isdecimal() else None
+        if arch not in _SHARED_MEMORY:
+            known = ", ".join(f"sm{one}" for one in sorted(_SHARED_MEMORY))
+            raise InvalidArgument(
+                name="arch", given=name, supported=known, fix="See `attnloom info` for this machine's."
+            )
+        return Target("cuda", arch, 0, _SHARED_MEMORY[arch], f"sm{arch}")
 
 
 @functools.lru_cache(maxsize=8)

@@ -10,7 +10,7 @@ from attnloom.bench.gpu.presets import GPU_PRESETS
 from attnloom.bench.presets import PRESETS
 from attnloom.bench.timing import MIN_ROUNDS
 
-COMMANDS = ("attention", "plan", "draw")
+COMMANDS = ("attention", "plan", "draw", "jit")
 
 _EPILOG = """\
 examples:
@@ -38,10 +38,10 @@ def complete(words: list[str]) -> list[str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`bench attention`, `bench plan` and `bench draw` with their options."""
-    from attnloom.bench import draw, plan
+    """`bench attention`, `bench plan`, `bench draw` and `bench jit` with their options."""
+    from attnloom.bench import draw, jit, plan
 
-    commands = parser.add_subparsers(dest="bench_command", required=True, metavar="[attention | plan | draw]")
+    commands = parser.add_subparsers(dest="bench_command", required=True, metavar="[attention | plan | draw | jit]")
     attention = commands.add_parser(
         "attention",
         help="attention beside torch SDPA, on a GPU beside every peer (the default)",
@@ -53,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     planner = commands.add_parser("plan", help="the planner alone", description="Time the planner.")
     plan.add_arguments(planner)
     planner.set_defaults(bench=plan.run)
+    compiling = commands.add_parser("jit", help="the first call of a variant", description="Time first calls.")
+    jit.add_arguments(compiling)
+    compiling.set_defaults(bench=jit.run)
     drawn = commands.add_parser("draw", help="table and chart of a GPU run's JSON", description="Draw a run again.")
     draw.add_arguments(drawn)
     drawn.set_defaults(bench=draw.run)

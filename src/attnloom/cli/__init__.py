@@ -1,4 +1,4 @@
-"""The command line: `attnloom info | demo | bench | explain`.
+"""The command line: `attnloom info | demo | bench | explain | compile`.
 
 A command's own package is imported only when that command is given, so that the others start quickly. A
 user's mistake prints one line and exits with 2.
@@ -21,8 +21,9 @@ COMMANDS = {
     "demo": ("attnloom.demo", "serve chat prompts with a real model through AttnLoom"),
     "bench": ("attnloom.bench", "time attention beside torch, or the planner alone"),
     "explain": ("attnloom.cli.explain", "show the plan of a batch: a table and a timeline"),
+    "compile": ("attnloom.cli.compile", "compile a spec's kernels into the cache, for any GPU, without one"),
 }
-LATER = ("compile", "tune")
+LATER = ("tune",)
 
 USER_ERROR = 2
 INTERRUPTED = 130

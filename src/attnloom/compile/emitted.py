@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import hashlib
 import importlib.util
-import os
 import sys
 import tempfile
 import threading
@@ -12,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from attnloom import env
+from attnloom.compile import store
 from attnloom.variant.emit import emit
 from attnloom.variant.program import Program
 
@@ -42,30 +45,24 @@ def _load(digest: str, text: str) -> ModuleType:
 
 
 def _file(digest: str, text: str) -> Path:
-    """A file with exactly this text: in the cache, or, where that cannot be written, in a temporary folder."""
-    for folder in (env.cache_dir() / "emitted", Path(tempfile.gettempdir()) / f"attnloom-{os.getuid()}" / "emitted"):
-        path = folder / f"{digest}.py"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not path.is_file() or path.read_text(encoding="utf-8") != text:
-                _write(path, text)
-        except OSError:
-            continue
-        return path
-    folder = Path(tempfile.mkdtemp(prefix="attnloom-"))
-    _write(folder / f"{digest}.py", text)
-    return folder / f"{digest}.py"
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: a private file, synced, then renamed over the name that others read."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    """A file with exactly this text: in the cache, or, where that cannot be written, in a folder of this process."""
+    folder = env.cache_dir() / "emitted"
+    path = folder / f"{digest}.py"
+    with contextlib.suppress(OSError, UnicodeError):
+        if path.read_text(encoding="utf-8") == text:
+            return path
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        store.write_whole(path, text.encode())
+    except OSError as error:
+        store.warn_once(env.cache_dir(), error)
+        path = _private() / path.name
+        store.write_whole(path, text.encode())
+    return path
+
+
+@functools.cache
+def _private() -> Path:
+    """A folder that goes with this process."""
+    made = tempfile.TemporaryDirectory(prefix="attnloom-emitted-")
+    atexit.register(made.cleanup)
+    return Path(made.name)

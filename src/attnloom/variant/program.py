@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from attnloom.errors import ParamError, VariantError
@@ -26,7 +26,7 @@ from attnloom.variant.expr import (
 )
 from attnloom.variant.params import Param
 from attnloom.variant.simplify import simplify
-from attnloom.variant.trace import SYMBOLS, trace
+from attnloom.variant.trace import SYMBOLS, defined_at, trace
 from attnloom.variant.verify import verify_expr, verify_result
 
 SLOTS = {"logits": "logits_transform", "mask": "logits_mask", "output": "output_transform", "sink": "sink"}
@@ -46,6 +46,7 @@ class Program:
     use_softmax  False: `logits` gives weights, parts add, there is no lse
     params       declared operands by name
     identity     hex digest of all this, without the operands' values
+    places       ``file:line: text`` of the functions that each slot was traced from, for messages; no part of identity
     """
 
     logits: Expr | None
@@ -55,6 +56,7 @@ class Program:
     use_softmax: bool
     params: Mapping[str, Param]
     identity: str
+    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def is_mask_only(self) -> bool:
@@ -66,7 +68,12 @@ class Program:
         return {"logits": self.logits, "mask": self.mask, "output": self.output, "sink": self.sink}
 
 
-def build(exprs: Mapping[str, Expr | None], params: Mapping[str, Param], use_softmax: bool) -> Program:
+def build(
+    exprs: Mapping[str, Expr | None],
+    params: Mapping[str, Param],
+    use_softmax: bool,
+    places: Mapping[str, tuple[str, ...]],
+) -> Program:
     """A Program of checked and simplified expressions.
 
     Raises:
@@ -86,7 +93,9 @@ def build(exprs: Mapping[str, Expr | None], params: Mapping[str, Param], use_sof
             done[slot] = None
     _check_without_softmax(done, use_softmax)
     digest = _identity.identity(done, params, use_softmax)
-    return Program(**done, use_softmax=use_softmax, params=MappingProxyType(dict(params)), identity=digest)
+    return Program(
+        **done, use_softmax=use_softmax, params=MappingProxyType(dict(params)), identity=digest, places=dict(places)
+    )
 
 
 def _check_without_softmax(exprs: Mapping[str, Expr | None], use_softmax: bool) -> None:
@@ -115,7 +124,8 @@ def from_functors(
     exprs = {
         slot: None if functor is None else trace(SLOTS[slot], functor, params) for slot, functor in functors.items()
     }
-    return build(exprs, params, use_softmax)
+    places = {slot: (defined_at(functor),) for slot, functor in functors.items() if functor is not None}
+    return build(exprs, params, use_softmax, places)
 
 
 def both(left: Program, right: Program) -> Program:
@@ -137,20 +147,25 @@ def both(left: Program, right: Program) -> Program:
         "output": _chain(left.output, right.output, _X),
         "sink": left.sink if left.sink is not None else right.sink,
     }
-    return build(exprs, _params.merge(left.params, right.params), left.use_softmax and right.use_softmax)
+    return build(
+        exprs,
+        _params.merge(left.params, right.params),
+        left.use_softmax and right.use_softmax,
+        _both_places(left, right),
+    )
 
 
 def either(left: Program, right: Program) -> Program:
     """``left | right`` of pure masks."""
     _require_masks("|", left, right)
     mask = None if left.mask is None or right.mask is None else _join("or", left.mask, right.mask)
-    return build({"mask": mask}, _params.merge(left.params, right.params), True)
+    return build({"mask": mask}, _params.merge(left.params, right.params), True, _both_places(left, right))
 
 
 def complement(program: Program) -> Program:
     """``~program`` of a pure mask."""
     _require_masks("~", program)
-    return build({"mask": op("not", (program.mask or TRUE,), Dtype.BOOL)}, program.params, True)
+    return build({"mask": op("not", (program.mask or TRUE,), Dtype.BOOL)}, program.params, True, program.places)
 
 
 def rename(program: Program, names: Mapping[str, str]) -> Program:
@@ -179,7 +194,12 @@ def rename(program: Program, names: Mapping[str, str]) -> Program:
         return node
 
     exprs = {slot: None if expr is None else rewrite(expr, change) for slot, expr in program.expressions().items()}
-    return build(exprs, params, program.use_softmax)
+    return build(exprs, params, program.use_softmax, program.places)
+
+
+def _both_places(left: Program, right: Program) -> dict[str, tuple[str, ...]]:
+    found = {slot: left.places.get(slot, ()) + right.places.get(slot, ()) for slot in SLOTS}
+    return {slot: tuple(dict.fromkeys(places)) for slot, places in found.items() if places}
 
 
 def _chain(first: Expr | None, second: Expr | None, value: Symbol) -> Expr | None:

@@ -57,7 +57,7 @@ def trace(slot: str, functor: Functor, params: Mapping[str, Param]) -> Expr:
         VariantError: an unknown parameter name, Python control flow on a symbol, or anything else outside the
             language; the message names the user's file and line.
     """
-    place = f"{slot} ({_defined_at(functor)})"
+    place = f"{slot} ({defined_at(functor)})"
     positional, keywords = _arguments(slot, functor, params, place)
     try:
         result = functor(*positional, **keywords)
@@ -80,7 +80,8 @@ def trace(slot: str, functor: Functor, params: Mapping[str, Param]) -> Expr:
     )
 
 
-def _defined_at(functor: Functor) -> str:
+def defined_at(functor: Functor) -> str:
+    """``file:line: text`` of a functor's definition."""
     inner: Any = inspect.unwrap(functor) if callable(functor) else functor
     while isinstance(inner, functools.partial):
         inner = inner.func

@@ -1,0 +1,54 @@
+"""The kernels that runs of a spec ask for, from the spec alone: what `attnloom compile` and `bench jit` compile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from attnloom.errors import MissingDependency, UnsupportedSpec
+from attnloom.spec import AttentionSpec
+from attnloom.target import Target
+
+if TYPE_CHECKING:
+    from attnloom.compile.request import Request
+    from attnloom.variant import Variant
+
+
+def kernels_of(
+    spec: AttentionSpec, variant: Variant, target: Target, *, with_lse: bool = False
+) -> Iterator[tuple[str, Request]]:
+    """(what it is, request) of each kernel of `triton` for caches in one piece and default positions.
+
+    A spec whose page_size is None is taken as ragged. Raises UnsupportedSpec for what the target cannot run, and
+    MissingDependency where triton is not installed.
+    """
+    try:
+        from attnloom.impl.triton import TritonImplementation, warm
+    except ModuleNotFoundError as error:
+        raise MissingDependency(feature="compiling kernels", package="triton", reason=error) from error
+    implementation = TritonImplementation()
+    reasons = implementation.unsupported_reasons(spec, variant.program, target)
+    if reasons:
+        raise UnsupportedSpec(
+            given=f"{spec} on {target.name}", reasons="\n".join(f"  triton: {reason}" for reason in reasons), fix=""
+        )
+    config = implementation.default_config(spec, variant.program, target)
+    shape = warm.Shape(*_caches(spec), paged=spec.page_size is not None, with_lse=with_lse)
+    yield from warm.wanted(spec, variant.program, target, config, shape)
+
+
+def _caches(spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of caches in one piece, on the meta device."""
+    from attnloom.api.tensors import cache_view
+
+    views = []
+    for dim in (spec.head_dim_qk, spec.head_dim_vo):
+        inner = (spec.page_size or 16, spec.num_kv_heads)
+        inner = inner if spec.kv_layout == "NHD" else inner[::-1]
+        shape = (*inner, dim) if spec.page_size is None else (2, *inner, dim)
+        cache = torch.empty(shape, dtype=spec.dtype, device="meta")
+        ragged, page_size = spec.page_size is None, spec.page_size or 1
+        views.append(cache_view("cache", cache, kv_layout=spec.kv_layout, ragged=ragged, page_size=page_size))
+    return views[0], views[1]

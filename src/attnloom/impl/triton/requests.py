@@ -1,0 +1,135 @@
+"""Which kernels a launch needs: the facts of a plan and its tensors as compile-time constants and types."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from attnloom.compile.emitted import module_of
+from attnloom.compile.request import Request
+from attnloom.compile.signature import signature_of
+from attnloom.impl.base import LaunchTensors
+from attnloom.impl.triton import arguments
+from attnloom.impl.triton.configs import ClassConfig
+from attnloom.kernels.triton.attention import attention_kernel
+from attnloom.kernels.triton.config import KernelConfig
+from attnloom.kernels.triton.merge import merge_kernel
+from attnloom.schedule.work import Plan
+from attnloom.variant import Program
+
+MERGE_OPTIONS = {"num_warps": 4}
+# A masked score is -inf before a folded scale multiplies it: the scale must not round to 0 in fp32.
+SMALLEST_FOLDED = 2.0**-100
+
+_FUNCTIONS = {"LOGITS": "logits_transform", "MASK": "logits_mask", "SINK": "sink", "OUTPUT": "output_transform"}
+
+
+def functions_of(program: Program) -> dict[str, Any]:
+    """The emitted functors under the kernels' names, None for those that the variant leaves out."""
+    module = module_of(program)
+    return {argument: getattr(module, name, None) for argument, name in _FUNCTIONS.items()}
+
+
+def attention_constants(plan: Plan, t: LaunchTensors, config: ClassConfig) -> dict[str, Any]:
+    """The attention kernel's constants."""
+    return {**functions_of(t.program), "cfg": kernel_config(plan, t, config)}
+
+
+def merge_constants(plan: Plan, t: LaunchTensors, config: ClassConfig) -> dict[str, Any]:
+    """The merge kernel's constants."""
+    functions = functions_of(t.program)
+    cfg = dataclasses.replace(  # what a merge does not read is the same for all, so that fewer are compiled
+        kernel_config(plan, t, config),
+        STAGES=1,
+        PAGED=False,
+        PAGE_SIZE=0,
+        SAME_KV=False,
+        FOLD=False,
+        GUARD=False,
+        HAS_KV_POS=False,
+    )
+    return {"SINK": functions["SINK"], "OUTPUT": functions["OUTPUT"], "cfg": cfg}
+
+
+def attention_request(plan: Plan, t: LaunchTensors, index: int, how: tuple[ClassConfig, Any]) -> Request:
+    """The attention kernel of class `index`; how: its config, and the target (backend, architecture, warp size)."""
+    config, target = how
+    given = arguments.attention(plan, t, _example(plan, t, index), index)
+    constants = attention_constants(plan, t, config)
+    return _request(attention_kernel, t, given, (constants, config.options(), target))
+
+
+def merge_request(plan: Plan, t: LaunchTensors, index: int, how: tuple[ClassConfig, Any]) -> Request:
+    """The merge kernel of class `index`; how: its config, and the target."""
+    config, target = how
+    given = arguments.merge(plan, _example(plan, t, index), index)
+    return _request(merge_kernel, t, given, (merge_constants(plan, t, config), MERGE_OPTIONS, target))
+
+
+def requests(plan: Plan, t: LaunchTensors, configs: tuple[ClassConfig, ...], target: Any) -> Iterator[Request]:
+    """Every kernel that launches of plans like this one may need: attention and merge of each class."""
+    for index, config in enumerate(configs):
+        yield attention_request(plan, t, index, (config, target))
+        yield merge_request(plan, t, index, (config, target))
+
+
+def _example(plan: Plan, t: LaunchTensors, index: int) -> tuple[Any, Any, Any]:
+    """The arguments as tensors, to read types off."""
+    ours = arguments.of_plan(plan, t.spec.head_dim_vo, arguments.TENSORS)
+    call = arguments.of_call(t, ours.unused, arguments.TENSORS)
+    return ours, call, arguments.parts(t, ours, index, arguments.TENSORS)
+
+
+def _request(function: Any, t: LaunchTensors, given: dict[str, Any], how: tuple[Any, Any, Any]) -> Request:
+    constants, options, target = how
+    if [*given, *constants] != function.arg_names:  # a launch passes arguments by place
+        raise RuntimeError(f"{function.__name__} takes {function.arg_names}, built were {[*given, *constants]}")
+    types = {"operands": arguments.operand_types(t)}
+    signature, divisible = signature_of(function.arg_names, given, facts=arguments.LOOKED_AT, types=types)
+    return Request(function, signature, divisible, constants, options, target)
+
+
+def pieces(dim: int) -> tuple[int, int]:
+    """Two power-of-two widths that cover a head dim, the second 0 or at least 16 (it may reach past the dim).
+
+    >>> pieces(128), pieces(192), pieces(80), pieces(576)
+    ((128, 0), (128, 64), (64, 16), (512, 64))
+    """
+    first = 1 << (dim.bit_length() - 1)
+    rest = dim - first
+    return first, (max(16, 1 << math.ceil(math.log2(rest))) if rest else 0)
+
+
+def kernel_config(plan: Plan, t: LaunchTensors, config: ClassConfig) -> KernelConfig:
+    """The compile-time facts of one class's kernel."""
+    spec, program, view = t.spec, t.program, plan.levels[0]
+    k0, k1 = pieces(spec.head_dim_qk)
+    v0, v1 = pieces(spec.head_dim_vo)
+    page_size = view.page_size
+    return KernelConfig(
+        TILE_Q=config.tile_q,
+        TILE_KV=config.tile_kv,
+        STAGES=config.stages,
+        GROUP=plan.group_size,
+        K0=k0,
+        K1=k1,
+        V0=v0,
+        V1=v1,
+        DIM_QK=spec.head_dim_qk,
+        DIM_VO=spec.head_dim_vo,
+        PAGED=view.pages is not None,
+        PAGE_SIZE=page_size if page_size & (page_size - 1) == 0 and view.pages is not None else 0,
+        SAME_KV=t.k.stride()[:2] == t.v.stride()[:2],
+        SOFTMAX=program.use_softmax,
+        FOLD=program.use_softmax and program.logits is None and spec.sm_scale > SMALLEST_FOLDED,
+        GUARD=program.logits is not None,
+        HAS_Q_POS=t.q_pos is not None,
+        HAS_KV_POS=t.kv_pos is not None,
+        HAS_LSE=t.lse is not None,
+        UPCAST=t.q.device.type == "cpu" or spec.dtype == torch.float32,
+        RAW=t.raw_state,
+    )
