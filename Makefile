@@ -113,9 +113,9 @@ test: lint
 test-main: $(DEV_STAMP)
 	$(PYTEST) tests
 
-# Triton's interpreter takes the place of its compiler for a whole process.
+# Triton's interpreter takes the place of its compiler for a whole process; the cases run small in it.
 test-triton-interpreter: $(DEV_STAMP)
-	TRITON_INTERPRET=1 $(PYTEST) tests/triton_interpreter
+	TRITON_INTERPRET=1 $(PYTEST) tests/triton_interpreter tests/cases
 
 test-transformers-5.17: $(DEV_STAMP) $(COMPAT_STAMP)
 	PYTHONPATH=$(COMPAT) $(PYTEST) tests/transformers_compat tests/test_demo_random.py

@@ -11,12 +11,22 @@ FAILED: Counter[tuple[str, str]] = Counter()
 SKIPPED: dict[tuple[str, str], Counter[str]] = {}
 
 ENGINE = "engine"
+INTERPRETER = "triton (interpreter)"
+
+# Files of cases whose tests were collected, whether or not they ran.
+COLLECTED: set[str] = set()
 
 # Cases that mean something without a GPU; `cpu` (or the engine around it) runs every one of them.
 CPU_CASES = (
     *("1", "3", "5", "6", "8", "10", "11", "12", "14", "15", "16", "17", "18", "19", "21", "22", "25", "26"),
     *("27", "28", "29", "31", "39", "40", "41", "42", "43", "45", "50", "51", "53", "54", "57", "58", "60"),
     *("62a", "62b", "62d", "M2"),
+)
+
+# What `triton` must have run under Triton's interpreter.
+INTERPRETER_CASES = (
+    *("1", "3", "5", "6", "8", "10", "11", "12", "14", "15", "16", "17", "18", "19", "21", "22", "25", "26", "27"),
+    *("28", "29", "31", "39", "40", "41", "42", "43", "45", "53", "54", "57", "58", "60", "62a", "62b", "62d", "M2"),
 )
 
 
@@ -34,6 +44,13 @@ def uncovered() -> list[str]:
     """Cases with a CPU meaning that `cpu` did not run, or skipped somewhere."""
     missing = [c for c in CPU_CASES if not RAN["cpu", c] and not RAN[ENGINE, c]]
     return missing + [f"{case} (skipped by cpu)" for column, case in SKIPPED if column == "cpu"]
+
+
+def uncovered_under_the_interpreter() -> list[str]:
+    """Cases that `triton` did not run there, or skipped for another reason than a device that is not there."""
+    missing = [c for c in INTERPRETER_CASES if not RAN[INTERPRETER, c]]
+    skips = {(case, r) for (column, case), reasons in SKIPPED.items() if column == INTERPRETER for r in reasons}
+    return missing + [f"{case} (skipped: {reason})" for case, reason in sorted(skips) if "no CUDA device" not in reason]
 
 
 def lines(columns: Iterable[str]) -> list[str]:

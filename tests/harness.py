@@ -10,6 +10,7 @@ from typing import Any
 import oracle
 import pytest
 import torch
+from interpreted import sized
 from oracle import Functors, Request
 from variant_pairs import VARIANTS, Pair
 
@@ -19,9 +20,12 @@ from attnloom.testing.poison import dirty_bytes_, guarded
 from attnloom.testing.tolerance import State, assert_state_close
 
 # Both tile classes with and without splits, and the merges of many parts.
-NUM_CTAS = (1, 7, 132)
+NUM_CTAS = sized((1, 7, 132), (1, 7))
 
+# Under the interpreter, whose products take operands that were cast to fp32 first, each type meets some of the
+# combinations; where a test runs with every type, bf16 is left to those and to the tests that know only bf16.
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+EACH_DTYPE = sized(DTYPES, (torch.float16, torch.float32))
 
 # Every storage, layout and arrangement at least once; page sizes of one token, odd, usual and large.
 PLACEMENTS = (
@@ -49,16 +53,20 @@ each_placement = pytest.mark.parametrize("placement", PLACEMENTS, ids=placement_
 
 
 def crossed(name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
-    """Every value of `name` with every placement; the dtypes take turns, so that each meets each of both."""
+    """Every value of `name` with every placement; the dtypes take turns, so that each meets each of both.
+
+    Under the interpreter each value and each placement at least once.
+    """
     combinations = [
         pytest.param(value, placement, DTYPES[(i + j) % 3], id=f"{value}-{placement_id(placement)}")
         for i, value in enumerate(values)
         for j, placement in enumerate(PLACEMENTS)
+        if sized(True, i % len(PLACEMENTS) == j or (i == j % len(values) and j >= len(values)))
     ]
     return pytest.mark.parametrize((name, "placement", "dtype"), combinations)
 
 
-each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+each_dtype = pytest.mark.parametrize("dtype", EACH_DTYPE, ids=dtype_id)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ import oracle
 import pytest
 import torch
 from harness import NUM_CTAS, Pair, Positions, check, compare, dirty, each_dtype, expect, run
+from interpreted import sized
 from oracle import Functors
 
 import attnloom as al
@@ -16,8 +17,12 @@ HEADS = Heads.of(4, 2, 64)
 
 def batches(runner, dtype: torch.dtype = torch.bfloat16) -> tuple[Batch, Batch]:
     heads = Heads.of(4, 2, 64, dtype)
-    first = runner.place(random_sequences([1, 40, 3], [300, 40, 77], heads, seed=1), Placement())
-    second = runner.place(random_sequences([2, 1, 1, 130], [5, 600, 64, 130], heads, seed=2), Placement("table", 5))
+    lengths = sized(
+        (([1, 40, 3], [300, 40, 77]), ([2, 1, 1, 130], [5, 600, 64, 130])),
+        (([1, 7, 3], [70, 7, 45]), ([2, 1, 1, 20], [5, 100, 32, 20])),
+    )
+    first = runner.place(random_sequences(*lengths[0], heads, seed=1), Placement())
+    second = runner.place(random_sequences(*lengths[1], heads, seed=2), Placement("table", 5))
     return first, second
 
 
@@ -128,8 +133,9 @@ def test_the_latest_operand_wins(runner):
 @pytest.mark.case(42)
 def test_operands_that_shape_the_plan_may_come_with_run(runner):
     """The prefix decides which tiles are read: a run with another one must not read the plan's tiles."""
-    batch = runner.place(random_sequences([300, 3], [300, 400], HEADS), Placement())
-    short, long = (torch.tensor(x, dtype=torch.int32) for x in ([5, 20], [280, 399]))
+    lengths = sized(([300, 3], [300, 400]), ([70, 3], [70, 90]))
+    batch = runner.place(random_sequences(*lengths, HEADS), Placement())
+    short, long = (torch.tensor(x, dtype=torch.int32) for x in ([5, 20], sized([280, 399], [67, 89])))
     expected = {id(p): expect(batch, oracle.prefix_lm(p)) for p in (short, long)}
     attn = runner.for_batch(batch, variant=al.variants.prefix_lm())
     [name] = attn.variant.params
@@ -149,7 +155,7 @@ def mismatches(batch: Batch) -> dict[str, tuple[tuple, str]]:
         "dtype of q": ((q.float(), k, v), "q has dtype torch.float32, expected torch.bfloat16"),
         "dtype of k": ((q, k.float(), v), "k_cache has dtype torch.float32"),
         "dtype of v": ((q, k, v.half()), "v_cache has dtype torch.float16"),
-        "query heads": ((q.repeat(1, 2, 1), k, v), r"q.*\(44, 8, 64\).*num_qo_heads=4"),
+        "query heads": ((q.repeat(1, 2, 1), k, v), rf"q.*\({rows}, 8, 64\).*num_qo_heads=4"),
         "head dim of q": ((q[..., :32], k, v), r"q.*32\).*head_dim=64"),
         "dims of q": ((q[None], k, v), "q.*num_qo_heads=4"),
         "kv heads": ((q, k[:, :, :1], v[:, :, :1]), "1 kv heads.*2 kv heads"),
@@ -206,7 +212,7 @@ def test_run_needs_a_plan_that_succeeded(runner, launches):
 
 @pytest.mark.case(42)
 def test_a_new_plan_leaves_nothing_of_the_old(runner):
-    """Plans with masks, positions, other lengths, tables and worker counts, in every order of three."""
+    """Plans with masks, positions, other lengths, tables and worker counts, in every order."""
     first, second = batches(runner)
     positions = torch.arange(first.total_q) % 9 + 3
 
@@ -232,7 +238,7 @@ def test_a_new_plan_leaves_nothing_of_the_old(runner):
         fresh[name] = run(attn, batch)
         compare(batch, *fresh[name], expected, name)
     attn = runner.for_batch(first, variant=variant, page_size=None)
-    for order in itertools.permutations(kinds, 3):
+    for order in itertools.permutations(kinds, sized(3, 2)):
         for name in order:
             batch, options, _ = kinds[name]
             attn.plan(batch.qo_indptr, batch.kv, **options)
@@ -244,7 +250,8 @@ def test_a_new_plan_leaves_nothing_of_the_old(runner):
 def test_one_plan_serves_all_layers(runner, launches, dtype):
     """Four layers with their own caches and sinks on one plan."""
     heads = Heads.of(4, 2, 64, dtype)
-    layers = [runner.place(random_sequences([1, 40, 3], [300, 40, 77], heads, seed=s), Placement()) for s in range(4)]
+    lengths = sized(([1, 40, 3], [300, 40, 77]), ([1, 7, 3], [70, 7, 45]))
+    layers = [runner.place(random_sequences(*lengths, heads, seed=s), Placement()) for s in range(4)]
     attn = runner.for_batch(layers[0], variant=al.variants.causal() & al.variants.sinks())
     attn.plan(layers[0].qo_indptr, layers[0].kv)
     plan = attn.current_plan

@@ -6,6 +6,7 @@ import oracle
 import pytest
 import torch
 from harness import Pair, check, compare, crossed, each_dtype, expect, run
+from interpreted import sized
 
 import attnloom as al
 from attnloom.testing.inputs import Batch, Heads, Placement, random_sequences
@@ -17,7 +18,12 @@ VARIANTS_HERE = ("full", "causal", "window", "sinks", "custom_mask", "sigmoid", 
 @crossed("variant", VARIANTS_HERE)
 @pytest.mark.parametrize(
     "lengths",
-    [([1, 0, 3, 1, 2], [0, 5, 0, 17, 0]), ([2, 1, 40], [0, 0, 0]), ([0, 0, 1], [7, 0, 700]), ([130, 0], [0, 3])],
+    [
+        ([1, 0, 3, 1, 2], [0, 5, 0, 17, 0]),
+        ([2, 1, 40], [0, 0, 0]),
+        ([0, 0, 1], [7, 0, sized(700, 200)]),
+        ([130, 0], [0, 3]),
+    ],
 )
 def test_empty_requests_anywhere(runner, variant, placement, dtype, lengths):
     sequences = random_sequences(*lengths, Heads.of(4, 2, 32, dtype))
@@ -28,7 +34,7 @@ def test_empty_requests_anywhere(runner, variant, placement, dtype, lengths):
     started = time.process_time()
     attn.plan(batch.qo_indptr, batch.kv, num_ctas=7)
     run(attn, batch, return_lse=pair.functors.use_softmax)
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < sized(1, 10)
 
 
 @pytest.mark.case(17)
@@ -102,7 +108,7 @@ def slot_of(batch: Batch, position: int) -> torch.Tensor:
 
 
 @pytest.mark.case(19)
-@pytest.mark.parametrize("page", [1, 2, 3, 16, 64])
+@pytest.mark.parametrize("page", sized([1, 2, 3, 16, 64], [1, 2, 3, 16]))
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_decoding_step_by_step(runner, page, layout):
     """Each step appends one row by append_kv and decodes; the table carries its surplus pages all along."""
@@ -127,7 +133,7 @@ def test_decoding_step_by_step(runner, page, layout):
 
 @pytest.mark.case(19)
 @each_dtype
-@pytest.mark.parametrize("page", [1, 2, 3, 16, 64])
+@pytest.mark.parametrize("page", sized([1, 2, 3, 16, 64], [1, 3, 16]))
 def test_every_length_around_the_page_boundaries(runner, page, dtype):
     lengths = sorted({n for k in range(4) for n in (k * page - 1, k * page, k * page + 1) if n >= 0})
     sequences = random_sequences([1] * len(lengths), lengths, Heads.of(4, 2, 64, dtype))

@@ -6,11 +6,12 @@ import oracle
 import pytest
 import torch
 from harness import DTYPES, Pair, check, compare, each_dtype, each_placement, expect, run
+from interpreted import sized
 
 import attnloom as al
 from attnloom.testing.inputs import Heads, Placement, random_sequences
 
-QO, KV = [1, 40, 1, 3], [70, 40, 200, 17]
+QO, KV = sized(([1, 40, 1, 3], [70, 40, 200, 17]), ([1, 20, 1, 3], [40, 20, 70, 17]))
 
 
 def causal() -> Pair:
@@ -50,7 +51,7 @@ def test_k_and_v_of_different_widths(runner, arrangement):
 @pytest.mark.case(27)
 def test_expanded_inputs(runner):
     """One kv head seen as two, one query row as three: strides of 0."""
-    one_head = random_sequences([3, 1], [300, 17], Heads.of(4, 1, 64))
+    one_head = random_sequences([3, 1], [sized(300, 70), 17], Heads.of(4, 1, 64))
     batch = runner.place(one_head, Placement())
     expected = expect(batch, oracle.causal())
     attn = runner.attention(Heads.of(4, 2, 64), page_size=16, variant=al.variants.causal())
@@ -108,7 +109,7 @@ def test_append_into_every_arrangement(runner, placement, dtype):
 
 @pytest.mark.case(28)
 @each_dtype
-@pytest.mark.parametrize("qo", [[1, 1, 1, 1], [1, 40, 1, 3]])
+@pytest.mark.parametrize("qo", [[1, 1, 1, 1], QO])
 def test_q_from_a_fused_projection_and_out_into_one(runner, qo, dtype):
     heads = Heads.of(4, 2, 64, dtype)
     sequences = random_sequences(qo, KV, heads)
@@ -182,7 +183,8 @@ def test_base_pointers_one_element_off(runner, storage, dtype):
 @pytest.mark.parametrize("storage", ["csr", "table"])
 def test_page_order_and_sharing_do_not_change_a_bit(runner, storage, dtype):
     heads = Heads.of(4, 2, 64, dtype)
-    sequences = random_sequences([1, 3, 1, 70], [90, 64, 301, 80], heads, shared_prefix=48)
+    lengths = sized(([1, 3, 1, 70], [90, 64, 301, 80]), ([1, 3, 1, 20], [70, 64, 101, 50]))
+    sequences = random_sequences(*lengths, heads, shared_prefix=48)
     results = []
     for seed, shared in ((0, 0), (1, 0), (2, 3)):
         batch = runner.place(sequences, Placement(storage, 16, seed=seed, shared_pages=shared))
@@ -197,7 +199,7 @@ def test_page_order_and_sharing_do_not_change_a_bit(runner, storage, dtype):
 @pytest.mark.case(31)
 @pytest.mark.parametrize("page", [1, 2, 3, 5, 16, 24, 64, 128, 256, 512, 1024])
 def test_every_page_size_and_length(runner, page):
-    lengths = [1, 2, 15, 17, 127, 129, 1023, 1025, 8192]
-    sequences = random_sequences([1] * 8 + [2], lengths, Heads.of(2, 1, 32, torch.float16), seed=4)
+    lengths = sized([1, 2, 15, 17, 127, 129, 1023, 1025, 8192], [1, 15, 17, 31, 33, 129])
+    sequences = random_sequences([1] * (len(lengths) - 1) + [2], lengths, Heads.of(2, 1, 32, torch.float16), seed=4)
     batch = runner.place(sequences, Placement("table" if page % 2 else "csr", page))
     check(runner, batch, causal(), num_ctas=(7,))

@@ -6,7 +6,8 @@ import math
 import oracle
 import pytest
 import torch
-from harness import DTYPES, Pair, compare, default_scale, dtype_id, each_dtype, expect, requests_of
+from harness import Pair, compare, default_scale, each_dtype, expect, requests_of
+from interpreted import sized
 from oracle import Functors
 
 import attnloom as al
@@ -136,7 +137,7 @@ def state_of(runner, batch, variant=None):
 @pytest.mark.parametrize(("parts", "qo"), [(2, 1), (3, 5), (7, 1)])
 def test_parts_of_the_keys_merge_to_the_whole(runner, parts, qo, dtype):
     """Also what ranks of a context-parallel group hold, the first with no key at all."""
-    sequences = random_sequences([qo], [4096], Heads(4, 2, 64, 32, dtype))
+    sequences = random_sequences([qo], [sized(4096, 150)], Heads(4, 2, 64, 32, dtype))
     pieces = [sequences, *parts_of(sequences, parts)]
     pieces[0] = Sequences(sequences.heads, sequences.q, (sequences.k[0][:0],), (sequences.v[0][:0],))
     outs, lses = zip(*(state_of(runner, runner.place(p, Placement("csr", 16))) for p in pieces), strict=True)
@@ -149,10 +150,11 @@ def test_parts_of_the_keys_merge_to_the_whole(runner, parts, qo, dtype):
 
 
 @pytest.mark.case("62a")
-@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@each_dtype
 @pytest.mark.parametrize("storage", ["ragged", "csr", "table"])
 def test_lse_is_natural_on_every_path(runner, storage, dtype):
-    batch = runner.place(random_sequences([1, 33, 2], [700, 40, 2], Heads.of(8, 2, 64, dtype)), Placement(storage))
+    lengths = sized(([1, 33, 2], [700, 40, 2]), ([1, 9, 2], [100, 9, 2]))
+    batch = runner.place(random_sequences(*lengths, Heads.of(8, 2, 64, dtype)), Placement(storage))
     attn = runner.for_batch(batch)
     for num_ctas in (1, 132):
         attn.plan(batch.qo_indptr, batch.kv, num_ctas=num_ctas)
@@ -170,7 +172,7 @@ def test_lse_is_natural_on_every_path(runner, storage, dtype):
 @pytest.mark.case("62a")
 @each_dtype
 def test_a_raw_state_carries_neither_sink_nor_output_transform(runner, dtype):
-    sequences = random_sequences([3], [500], Heads.of(4, 2, 64, dtype))
+    sequences = random_sequences([3], [sized(500, 100)], Heads.of(4, 2, 64, dtype))
     sinks = torch.tensor([-20.0, 0.0, 2.0, 30.0])
 
     def gate(x, head):
@@ -188,7 +190,7 @@ def test_a_raw_state_carries_neither_sink_nor_output_transform(runner, dtype):
 
 @pytest.mark.case(5)
 def test_sigmoid_states_add_and_do_not_merge(runner):
-    sequences = random_sequences([3], [300], Heads.of(4, 2, 64))
+    sequences = random_sequences([3], [sized(300, 100)], Heads.of(4, 2, 64))
     variant, functors = al.variants.sigmoid(-1.0), oracle.sigmoid(-1.0)
     pieces = [state_of(runner, runner.place(p, Placement()), variant) for p in parts_of(sequences, 3)]
     assert all(lse is None for _, lse in pieces)

@@ -6,6 +6,7 @@ import oracle
 import pytest
 import torch
 from harness import NUM_CTAS, Pair, Positions, check, crossed, each_dtype, expect, requests_of
+from interpreted import sized
 from oracle import Functors
 from variant_pairs import VARIANTS, flat, random_masks
 
@@ -13,7 +14,7 @@ import attnloom as al
 from attnloom.impl.reference import ReferenceImplementation
 from attnloom.testing.inputs import Heads, Placement, Sequences, random_sequences
 
-QO, KV = [1, 40, 3, 1, 130], [300, 40, 17, 64, 333]
+QO, KV = sized(([1, 40, 3, 1, 130], [300, 40, 17, 64, 333]), ([1, 10, 3, 1, 20], [70, 10, 17, 32, 50]))
 
 
 @pytest.mark.case(53)
@@ -63,7 +64,7 @@ def moved(params: dict, device: str) -> dict:
 @pytest.mark.parametrize("splits", NUM_CTAS)
 def test_one_hot_values_read_back_each_weight_once(runner, splits):
     """V[j] = one-hot(j): out is the row of weights, so a key counted twice or lost would show."""
-    kv = 256
+    kv = sized(256, 128)
     heads = Heads(8, 2, 64, kv, torch.float32)
     base = random_sequences([1, 9], [kv, kv], heads)
     one_hot = torch.eye(kv)[:, None].expand(kv, 2, kv).contiguous()
@@ -128,7 +129,7 @@ def test_positions_given_at_plan(runner, name, dtype):
     kv_pos = torch.randint(0, 300, (sum(KV),), generator=generator)
     batch = runner.place(sequences, Placement("table", 5))
     for positions in (Positions(q_pos, kv_pos), Positions(q_pos=q_pos), Positions(kv_pos=kv_pos)):
-        check(runner, batch, runner.pair(name, sequences), positions=positions, num_ctas=(7, 132))
+        check(runner, batch, runner.pair(name, sequences), positions=positions, num_ctas=sized((7, 132), (7,)))
 
 
 @pytest.mark.case(53)
@@ -155,24 +156,24 @@ def test_masks_combine(runner):
         check(runner, batch, Pair(variant, Functors(mask=mask)), num_ctas=(7,))
 
 
-WINDOW_KV = [333, 400, 128, 1500]
+WINDOW_QO, WINDOW_KV = sized(([1, 7, 128, 300], [333, 400, 128, 1500]), ([1, 7, 20, 30], [70, 90, 33, 64]))
+LEFTS = sized([None, 0, 1, 15, 16, 17, 333, 399, 400, 4000], [None, 0, 1, 15, 16, 17, 31, 32, 70, 89, 90, 4000])
 
 
 @pytest.mark.case(54)
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("left", [None, 0, 1, 15, 16, 17, 333, 399, 400, 4000])
+@pytest.mark.parametrize("left", LEFTS)
 def test_window_edges_by_their_visible_sets(runner, left, causal):
     """q = 0: the lse is ln(count) of visible keys, and out counts each block of 8 keys by one-hot values."""
-    qo = [1, 7, 128, 300]
     heads = Heads(2, 1, 16, 256, torch.float32)
-    base = random_sequences(qo, WINDOW_KV, heads)
+    base = random_sequences(WINDOW_QO, WINDOW_KV, heads)
     blocks = [torch.nn.functional.one_hot(torch.arange(n) // 8, 256).float()[:, None] for n in WINDOW_KV]
     sequences = Sequences(heads, tuple(torch.zeros_like(q) for q in base.q), base.k, tuple(blocks))
     batch = runner.place(sequences, Placement("csr", 16))
     pair = Pair(al.variants.sliding_window(left), oracle.sliding_window(left))
     if causal:
         pair = Pair(pair.variant & al.variants.causal(), pair.functors & oracle.causal())
-    results = check(runner, batch, pair, num_ctas=(1, 8, 132))  # splits forced
+    results = check(runner, batch, pair, num_ctas=sized((1, 8, 132), (1, 8)))  # splits forced
     for i, request in enumerate(requests_of(batch)):
         seen = oracle.visible(request, pair.functors).transpose(0, 1)
         count, per_block, rows = seen.sum(-1), seen.float() @ blocks[i][:, 0], batch.rows(i)
@@ -184,10 +185,11 @@ def test_window_edges_by_their_visible_sets(runner, left, causal):
 @pytest.mark.case(54)
 @each_dtype
 def test_windows_at_the_length_and_decode_far_out(runner, dtype):
-    kv = [4096, 1000, 17]
+    longest = sized(4096, 150)
+    kv = [longest, sized(1000, 90), 17]
     sequences = random_sequences([1, 1, 1], kv, Heads.of(4, 2, 32, dtype))
     batch = runner.place(sequences, Placement())
-    for left in (0, 16, 511, 4095, 4096):
+    for left in (0, 16, sized(511, 63), longest - 1, longest):
         pair = Pair(
             al.variants.sliding_window(left) & al.variants.causal(), oracle.sliding_window(left) & oracle.causal()
         )
@@ -213,7 +215,9 @@ def packed(masks: list[torch.Tensor]) -> torch.Tensor:
 @pytest.mark.case(57)
 @crossed("seed", [0])
 def test_packed_and_dense_masks_are_the_same_bitwise(runner, seed, placement, dtype):
-    sequences = random_sequences([3, 7, 1, 37, 200], [5, 9, 1, 54, 200], Heads.of(4, 2, 32, dtype))
+    lengths = ([3, 7, 1, 37], [5, 9, 1, 54])
+    lengths = sized(tuple([*n, 200] for n in lengths), lengths)
+    sequences = random_sequences(*lengths, Heads.of(4, 2, 32, dtype))
     masks = random_masks(sequences, seed)
     batch = runner.place(sequences, placement)
     bits = packed(masks).to(runner.device)
@@ -262,7 +266,7 @@ def test_a_mask_of_another_size_is_refused(runner, launches, qo, kv):
 @each_dtype
 def test_all_of_the_prefix_and_a_small_tree(runner, dtype):
     """qo * qo bits a request, however long the prefix."""
-    qo, kv = [4, 1, 13], [700, 30, 13]
+    qo, kv = [4, 1, 13], [sized(700, 100), 30, 13]
     sequences = random_sequences(qo, kv, Heads.of(4, 2, 32, dtype))
     generator = torch.Generator().manual_seed(2)
     trees = [(torch.rand(n, n, generator=generator) < 0.5) | torch.eye(n, dtype=torch.bool) for n in qo]
@@ -287,11 +291,14 @@ def test_all_of_the_prefix_and_a_small_tree(runner, dtype):
 @crossed("with_", ["alone", "window", "cap", "hole"])
 def test_sinks(runner, placement, dtype, with_):
     """One logit a head, counted once however the keys are split; kv = 0 included."""
-    sequences = random_sequences([1, 30, 2, 1, 40], [700, 30, 0, 5, 333], Heads.of(4, 2, 32, dtype))
+    lengths = sized(([1, 30, 2, 1, 40], [700, 30, 0, 5, 333]), ([1, 10, 2, 1, 20], [200, 10, 0, 5, 90]))
+    sequences = random_sequences(*lengths, Heads.of(4, 2, 32, dtype))
     values = torch.tensor([-20.0, 0.0, 2.0, 30.0])
 
+    until = sized(420, 140)
+
     def hole(kv_pos):
-        return (kv_pos < 40) | (kv_pos > 420)
+        return (kv_pos < 40) | (kv_pos > until)
 
     variant, functors = {
         "alone": (al.variants.causal(), oracle.causal()),
@@ -303,12 +310,13 @@ def test_sinks(runner, placement, dtype, with_):
         "hole": (al.Variant(logits_mask=hole), Functors(mask=hole)),
     }[with_]
     pair = Pair(variant & al.variants.sinks(values.to(runner.device)), functors & oracle.sinks(values))
-    check(runner, runner.place(sequences, placement), pair, num_ctas=(1, 2, 16, 132))
+    check(runner, runner.place(sequences, placement), pair, num_ctas=sized((1, 2, 16, 132), (1, 2, 16)))
 
 
 @pytest.mark.case(58)
 def test_the_first_tokens_always_visible_is_still_causal(runner):
-    sequences = random_sequences([50, 300], [50, 300], Heads.of(4, 2, 32))
+    lengths = sized([50, 300], [20, 60])
+    sequences = random_sequences(lengths, lengths, Heads.of(4, 2, 32))
 
     def mask(q_pos, kv_pos):
         return (kv_pos <= q_pos) & ((kv_pos < 4) | (kv_pos >= q_pos - 16))

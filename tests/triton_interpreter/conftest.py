@@ -3,4 +3,4 @@
 import os
 
 if os.environ.get("TRITON_INTERPRET") != "1":
-    raise RuntimeError("set TRITON_INTERPRET=1 and run this folder alone (make test-triton-interpreter)")
+    raise RuntimeError("set TRITON_INTERPRET=1 and run what `make test-triton-interpreter` runs")

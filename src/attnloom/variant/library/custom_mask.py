@@ -20,7 +20,7 @@ def custom_mask(mask: torch.Tensor | None = None) -> Variant:
     """
     return Variant(
         logits_mask=lambda *, q_idx, kv_pos, batch, kv_len, mask, mask_start: mask[
-            mask_start[batch] + q_idx * kv_len + kv_pos
+            mask_start[batch] + q_idx.long() * kv_len + kv_pos
         ],
         params={
             "mask": operand("mask", mask, torch.bool, shape=_elements),
