@@ -8,6 +8,7 @@ from harness import Positions, compare, each_dtype, expect, run
 
 import attnloom as al
 from attnloom.testing.inputs import Batch, Heads, Placement, random_sequences
+from attnloom.testing.tolerance import State, assert_state_close
 
 QO, KV = [1, 5, 0, 30], [33, 5, 17, 64]
 
@@ -167,6 +168,27 @@ def test_page_ids_outside_the_pool(runner, launches, storage, wrong):
         plan_and_run()
     assert isinstance(refused.value, al.errors.InvalidMetadata)
     assert not launches
+
+
+@pytest.mark.case(26)
+@pytest.mark.gpu
+@pytest.mark.parametrize("storage", ["csr", "table"])
+@pytest.mark.parametrize("wrong", [-1, 10**6, 2**31 - 1])
+def test_page_ids_on_the_device_lead_into_the_pool(runner, storage, wrong):
+    """Not validated, they are clamped: the other request is right, and nothing outside the pool is read."""
+    if runner.device == "cpu":
+        pytest.skip("no CUDA device")
+    sequences = random_sequences([1, 3], [40, 70], Heads.of(4, 2, 32))
+    batch = runner.place(sequences, Placement(storage, poison="zero", index_device=runner.device))
+    expected = expect(batch, oracle.causal())
+    arrays = arrays_of(batch)
+    (arrays["kv_indices"] if storage == "csr" else arrays["block_table"][0])[1] = wrong
+    attn = runner.for_batch(batch, variant=al.variants.causal())
+    attn.plan(arrays["qo_indptr"], format_of(storage, arrays), validate=False)
+    out, lse = run(attn, batch)
+    assert out[: batch.total_q].isfinite().all()
+    rows = batch.rows(1)
+    assert_state_close(State(out[rows].cpu(), lse[rows].cpu()), expected.exact[1], expected.model[1])
 
 
 @pytest.mark.case(26)

@@ -75,9 +75,9 @@ class ReferenceImplementation(Implementation):
             rows, kv_len = slice(qo[request], qo[request + 1]), kv[request + 1] - kv[request]
             if rows.stop == rows.start:
                 continue
-            slot = torch.arange(kv_len, device=t.q.device)
-            start = view.page_start[request]
+            start, slot = view.page_start[request], torch.arange(kv_len, device=t.q.device)
             page = start + slot if view.pages is None else view.pages[start + slot // view.page_size].long()
+            page = page.clamp(0, min(t.k.shape[0], t.v.shape[0]) - 1)  # nobody checks a table on the device
             key, value = (
                 cache[page, slot % view.page_size].to(self.dtype).repeat_interleave(plan.group_size, 1).transpose(0, 1)
                 for cache in (t.k, t.v)
