@@ -110,10 +110,11 @@ def test_soft_cap_of_zero_is_off_and_nonsense_is_refused(runner):
 
 
 @pytest.mark.case(8)
-@pytest.mark.parametrize(("kv", "qo", "dtype"), [
-    (64, 125, torch.bfloat16), (64, 1, torch.float16), *sized([
-    (4096, 125, torch.bfloat16), (65536, 4, torch.bfloat16), (65536, 1, torch.float16)], [(2048, 1, torch.float16)]),
-])  # fmt: skip
+@pytest.mark.parametrize(("kv", "qo", "dtype"), sized(
+    [(64, 125, torch.bfloat16), (64, 1, torch.float16), (4096, 125, torch.bfloat16), (65536, 4, torch.bfloat16),
+     (65536, 1, torch.float16)],
+    [(64, 125, torch.float16), (2048, 1, torch.float16)],  # it truncates where a GPU rounds to bf16
+))  # fmt: skip
 def test_rounded_weights_bring_no_bias(runner, kv, qo, dtype):
     heads = Heads.of(8, 1, 32, dtype)
     sequences = random_sequences([qo], [kv], heads)

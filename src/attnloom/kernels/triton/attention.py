@@ -103,10 +103,10 @@ def visit_tile(
     else:
         v_rows = row_offsets(tile_begin, kv_len, table, v_page, v_token, cfg.TILE_KV, cfg.PAGED, cfg.PAGE_SIZE, TAIL)
     v0 = load_rows(v_ptr + v_rows, 0, useful, cfg.V0, cfg.DIM_VO)
-    acc0 = dot(weights.to(v0.dtype), v0, acc0, cfg.UPCAST)
+    acc0 = dot(weights, v0, acc0, cfg.UPCAST)
     if cfg.V1 > 0:
         v1 = load_rows(v_ptr + v_rows, cfg.V0, useful, cfg.V1, cfg.DIM_VO)
-        acc1 = dot(weights.to(v1.dtype), v1, acc1, cfg.UPCAST)
+        acc1 = dot(weights, v1, acc1, cfg.UPCAST)
     return acc0, acc1, row_max, row_sum
 
 

@@ -73,7 +73,7 @@ def merge_kernel(
             acc0, acc1, top, total = add_state((acc0, acc1), top, total, (part0, part1), lse, cfg)
         lse = top
         if cfg.SOFTMAX:
-            empty = top == NEG_INF
+            empty = total == 0.0  # also where every state is NaN, `top` stays -inf
             lse = tl.where(empty, NEG_INF, top + tl.log2(tl.where(empty, 1.0, total)) * LN2)
             acc0 = tl.where(empty[:, None], 0.0, acc0 / tl.where(empty, 1.0, total)[:, None])
             acc1 = tl.where(empty[:, None], 0.0, acc1 / tl.where(empty, 1.0, total)[:, None])

@@ -10,10 +10,13 @@ NEG_INF = tl.constexpr(float("-inf"))
 
 @triton.jit
 def dot(a, b, acc, UPCAST: tl.constexpr):
-    """``acc + a @ b`` in fp32; UPCAST: operands to fp32 first (the interpreter multiplies bf16 wrongly)."""
+    """``acc + a @ b`` in fp32, `a` rounded to the type of `b`; UPCAST: operands to fp32 instead.
+
+    Triton's interpreter multiplies bf16 wrongly and truncates where a GPU rounds to it: its products are in fp32.
+    """
     if UPCAST:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
-    return tl.dot(a, b, acc, input_precision="ieee")
+    return tl.dot(a.to(b.dtype), b, acc, input_precision="ieee")
 
 
 @triton.jit
