@@ -51,8 +51,9 @@ def append_kv(
         # pageable memory has been staged when the call returns; pinned memory may still be read by then
         staged = slots.device.type == "cpu" and not slots.is_pinned()
         slots = slots.to(k_cache.device, non_blocking=staged)
-        views = (cache if kv_layout == "NHD" else cache.transpose(1, 2) for cache in (k_cache, v_cache))
-        append_rows(k, v, *views, slots)
+        if kv_layout == "HND":
+            k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+        append_rows(k, v, k_cache, v_cache, slots)
 
 
 def _slots(given: Any, k: torch.Tensor) -> torch.Tensor:

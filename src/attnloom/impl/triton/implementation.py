@@ -7,7 +7,9 @@ import os
 from collections.abc import Sequence
 
 from attnloom.impl.base import Config, Implementation, LaunchTensors
-from attnloom.impl.triton.configs import INTERPRETED, TritonConfig, config_of
+from attnloom.impl.triton.candidates import candidates
+from attnloom.impl.triton.configs import INTERPRETED, TritonConfig
+from attnloom.impl.triton.tables import config_of, family_of
 from attnloom.schedule.work import Plan
 from attnloom.spec import AttentionSpec
 from attnloom.target import Target
@@ -38,21 +40,25 @@ class TritonImplementation(Implementation):
         return [f"it runs on a GPU, and the device is {target.kind}"]
 
     def unsupported_reasons(self, spec: AttentionSpec, program: Program, target: Target) -> list[str]:
-        """The tiles must fit the shared memory of a CTA."""
+        """The tiles of the target's family must fit the shared memory of a CTA."""
         if target.kind == "cpu":
             return []
-        needed = max(one.shared_memory(spec) for one in config_of(spec).classes)
+        family = family_of(target.arch)
+        needed = config_of(spec, family).shared_memory(spec, wgmma=family.wgmma)
         if needed <= target.shared_memory:
             return []
-        return [f"its tiles take {needed} bytes of shared memory, and a CTA has {target.shared_memory}"]
+        dims = f"{spec.head_dim_qk} and {spec.head_dim_vo} in {spec.dtype}"
+        limit = f"a CTA of {target.name} ({family.name}) has {target.shared_memory}"
+        return [f"its tiles for head dims {dims} take {needed} bytes of shared memory, and {limit}"]
 
     def candidate_configs(self, spec: AttentionSpec, program: Program, target: Target) -> Sequence[Config]:
-        """The table's row."""
-        return (self.default_config(spec, program, target),)
+        """The table's row, then that row with one class exchanged for any other tile that fits."""
+        default = self.default_config(spec, program, target)
+        return (default,) if target.kind == "cpu" else (default, *candidates(spec, default, target))
 
     def default_config(self, spec: AttentionSpec, program: Program, target: Target) -> TritonConfig:
         """The table's row for the spec."""
-        return INTERPRETED if target.kind == "cpu" else config_of(spec)
+        return INTERPRETED if target.kind == "cpu" else config_of(spec, family_of(target.arch))
 
     def default_num_ctas(self, target: Target) -> int:
         """The SMs of the device; each class multiplies by the CTAs that an SM holds of it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from attnloom.compile.signature import signature_of
 from attnloom.impl.base import LaunchTensors
 from attnloom.impl.triton import arguments
 from attnloom.impl.triton.configs import ClassConfig
+from attnloom.impl.triton.footprint import pieces
 from attnloom.kernels.triton.attention import attention_kernel
 from attnloom.kernels.triton.config import KernelConfig
 from attnloom.kernels.triton.merge import merge_kernel
@@ -91,17 +91,6 @@ def _request(function: Any, t: LaunchTensors, given: dict[str, Any], how: tuple[
     types = {"operands": arguments.operand_types(t)}
     signature, divisible = signature_of(function.arg_names, given, facts=arguments.LOOKED_AT, types=types)
     return Request(function, signature, divisible, constants, options, target)
-
-
-def pieces(dim: int) -> tuple[int, int]:
-    """Two power-of-two widths that cover a head dim, the second 0 or at least 16 (it may reach past the dim).
-
-    >>> pieces(128), pieces(192), pieces(80), pieces(576)
-    ((128, 0), (128, 64), (64, 16), (512, 64))
-    """
-    first = 1 << (dim.bit_length() - 1)
-    rest = dim - first
-    return first, (max(16, 1 << math.ceil(math.log2(rest))) if rest else 0)
 
 
 def kernel_config(plan: Plan, t: LaunchTensors, config: ClassConfig) -> KernelConfig:

@@ -13,7 +13,11 @@ def dot(a, b, acc, UPCAST: tl.constexpr):
     """``acc + a @ b`` in fp32, `a` rounded to the type of `b`; UPCAST: operands to fp32 instead.
 
     Triton's interpreter multiplies bf16 wrongly and truncates where a GPU rounds to it: its products are in fp32.
+
+    One row of `a` is multiplied and summed in fp32 without tensor cores, which have no tile of one row.
     """
+    if a.shape[0] == 1:
+        return acc + tl.sum(tl.trans(a.to(tl.float32)) * b.to(tl.float32), 0)[None, :]
     if UPCAST:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     return tl.dot(a.to(b.dtype), b, acc, input_precision="ieee")

@@ -1,0 +1,150 @@
+"""The tiles that ship: per family of GPUs and head dim, with the measurement behind each row or a word that none is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnloom.impl.triton.configs import ClassConfig, TritonConfig
+from attnloom.spec import AttentionSpec
+
+
+@dataclass(frozen=True)
+class Row:
+    """Classes up to a head dim (the wider of both), and the measurement that justifies them (empty: none yet)."""
+
+    head_dim: int
+    classes: tuple[ClassConfig, ...]
+    measured: str = ""
+
+
+@dataclass(frozen=True)
+class Family:
+    """GPUs that share tiles.
+
+    name      for people
+    shared    bytes of shared memory that a CTA may have on the smallest of them
+    per_sm    bytes that an SM has for all its CTAs, each of which costs 1 KB more than it asks for
+    wgmma     products of 64 rows and more read shared memory asynchronously, one more copy of k and v being in flight
+    rows      for 16-bit types, ascending in head_dim
+    fp32_rows for fp32, whose products are IEEE and do without tensor cores
+    """
+
+    name: str
+    shared: int
+    per_sm: int
+    wgmma: bool
+    rows: tuple[Row, ...]
+    fp32_rows: tuple[Row, ...]
+
+
+_FP32 = (
+    Row(64, (ClassConfig(16, 32, 4, 2, 2), ClassConfig(64, 32, 8, 2))),
+    Row(128, (ClassConfig(16, 32, 8, 2, 2), ClassConfig(64, 16, 8, 2))),
+    Row(256, (ClassConfig(16, 16, 4, 2),)),
+    Row(576, (ClassConfig(16, 16, 8, 1),)),
+)
+
+SM80 = Family(
+    name="sm80",
+    shared=166_912,
+    per_sm=167_936,
+    wgmma=False,
+    rows=(
+        Row(64, (ClassConfig(16, 64, 4, 3, 3), ClassConfig(128, 64, 8, 2))),
+        Row(128, (ClassConfig(16, 64, 4, 3, 2), ClassConfig(128, 64, 8, 2))),
+        Row(256, (ClassConfig(16, 32, 4, 2, 2), ClassConfig(64, 32, 8, 2))),
+        Row(576, (ClassConfig(16, 32, 8, 2), ClassConfig(32, 16, 8, 2))),
+    ),
+    fp32_rows=_FP32,
+)
+
+SM86 = Family(
+    name="sm86",
+    shared=101_376,
+    per_sm=102_400,
+    wgmma=False,
+    rows=(
+        Row(64, (ClassConfig(16, 64, 4, 3, 2), ClassConfig(128, 64, 8, 2))),
+        Row(128, (ClassConfig(16, 64, 4, 3), ClassConfig(128, 64, 8, 2))),
+        Row(256, (ClassConfig(16, 32, 4, 2, 2), ClassConfig(64, 32, 8, 2))),
+        Row(576, (ClassConfig(16, 32, 8, 2), ClassConfig(32, 16, 8, 2))),
+    ),
+    fp32_rows=_FP32,
+)
+
+SM90 = Family(
+    name="sm90",
+    shared=232_448,
+    per_sm=233_472,
+    wgmma=True,
+    rows=(
+        Row(64, (ClassConfig(16, 64, 2, 3, 4), ClassConfig(128, 64, 8, 3, 2, 128))),
+        Row(
+            128,
+            (ClassConfig(16, 64, 2, 3, 4), ClassConfig(128, 64, 8, 2, 2, 128)),
+            "H200, 2026-11-30, page 16, 32/8 heads: decode 64x4096 4.15 TB/s; causal prefill 4x4096 (prototype) "
+            "411 TFLOP/s, (128, 128) with one CTA an SM 314, (64, 64) with two 324",
+        ),
+        Row(256, (ClassConfig(16, 64, 4, 2, 2), ClassConfig(128, 64, 8, 2, 1))),
+        Row(576, (ClassConfig(16, 32, 4, 2, 1), ClassConfig(64, 32, 8, 2, 1))),
+    ),
+    fp32_rows=_FP32,
+)
+
+# Datacentre Blackwell, unmeasured: Hopper's tiles without its register cap.
+SM100 = Family(
+    name="sm100",
+    shared=232_448,
+    per_sm=233_472,
+    wgmma=True,
+    rows=(
+        Row(128, (ClassConfig(16, 64, 4, 3, 2), ClassConfig(128, 64, 8, 2))),
+        Row(256, (ClassConfig(16, 32, 4, 2, 2), ClassConfig(128, 32, 8, 2))),
+        Row(576, (ClassConfig(16, 32, 8, 2), ClassConfig(64, 32, 8, 2))),
+    ),
+    fp32_rows=_FP32,
+)
+
+# AMD (gfx90a, gfx942: 64 KB of LDS), unmeasured; widths in fp32 beyond 256 have no tile that fits.
+AMD = Family(
+    name="AMD",
+    shared=65_536,
+    per_sm=65_536,
+    wgmma=False,
+    rows=(
+        Row(64, (ClassConfig(16, 64, 4, 2, 2), ClassConfig(128, 64, 4, 2))),
+        Row(128, (ClassConfig(16, 64, 4, 2), ClassConfig(64, 32, 4, 2))),
+        Row(256, (ClassConfig(16, 32, 4, 2), ClassConfig(32, 32, 4, 1))),
+        Row(576, (ClassConfig(16, 16, 4, 1),)),
+    ),
+    fp32_rows=(
+        Row(64, (ClassConfig(16, 32, 4, 2), ClassConfig(64, 32, 8, 2))),
+        Row(128, (ClassConfig(16, 32, 4, 2), ClassConfig(64, 16, 8, 1))),
+        Row(256, (ClassConfig(16, 16, 4, 2),)),
+        Row(576, (ClassConfig(16, 16, 4, 1),)),
+    ),
+)
+
+FAMILIES = (SM80, SM86, SM90, SM100, AMD)
+
+
+def family_of(arch: int | None) -> Family:
+    """The family of a compute capability (``10 * major + minor``), None being AMD.
+
+    >>> [family_of(arch).name for arch in (80, 87, 86, 89, 90, 100, 120, None)]
+    ['sm80', 'sm80', 'sm86', 'sm86', 'sm90', 'sm100', 'sm86', 'AMD']
+    """
+    if arch is None:
+        return AMD
+    if arch in (80, 87):
+        return SM80
+    if arch == 90:
+        return SM90
+    return SM100 if 100 <= arch < 120 else SM86
+
+
+def config_of(spec: AttentionSpec, family: Family) -> TritonConfig:
+    """The family's row of a spec's wider head dim."""
+    width = max(spec.head_dim_qk, spec.head_dim_vo)
+    rows = family.fp32_rows if spec.dtype.itemsize == 4 else family.rows
+    return TritonConfig(next(row.classes for row in rows if width <= row.head_dim))
