@@ -1,4 +1,4 @@
-"""The shipped tiles of triton: every head dim and dtype fits every family of GPUs, or the reason says by how much not."""
+"""The shipped tiles of triton: every head dim and dtype fits every family of GPUs; a reason says by how much not."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def test_tiles_fit(family, dims, dtype):
         return
     assert reasons == []
     assert config.shared_memory(spec, wgmma=family.wgmma) <= family.shared
+    reserved = 0 if family is AMD else 1024  # bytes that an SM keeps for itself, a CTA
     for one in config.classes:
-        assert (
-            one.ctas_per_sm * (one.shared_memory(spec, wgmma=family.wgmma, paged=True) + 1024) <= family.per_sm + 1024
-        )
+        needed = one.shared_memory(spec, wgmma=family.wgmma, paged=True) + reserved
+        assert one.ctas_per_sm * needed <= family.per_sm
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
