@@ -6,6 +6,7 @@
 #   make lint                      ruff, size budgets, import layers, mypy, doctests
 #   make format                    let ruff rewrite what it can
 #   make setup                     install everything and run nothing
+#   make compile-all               compile every shipped GPU tile (no GPU needed); registers, spills, shared memory
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -27,6 +28,7 @@ COMPAT_REQUIREMENTS := requirements-transformers-5.17.txt
 
 PYTEST := HF_HUB_OFFLINE=1 $(PY) -m pytest
 DEMO_ARGS ?=
+COMPILE_ARGS ?=
 
 .PHONY: demo test lint format setup help
 help:
@@ -102,6 +104,11 @@ lint-docs: $(DEV_STAMP)
 format: $(DEV_STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Minutes; COMPILE_ARGS=--help. Fails on spills in sm90 tiles that carry a measurement.
+.PHONY: compile-all
+compile-all: $(DEV_STAMP)
+	$(PY) tools/compile_all.py $(COMPILE_ARGS)
 
 # ---------------------------------------------------------------- tests
 # One target per pytest process; `make test` runs the gates first, then each of SUITES in turn.
