@@ -10,8 +10,8 @@ import pytest
 from attnloom.impl.triton.configs import ClassConfig
 from tools.compile_all import Case, compile_case, faults, shipped
 
-# How much more the formula may say than Triton takes: the weights of a decode tile, which some widths keep in registers.
-MARGIN = 2048
+# How much more the formula may say than Triton takes: weights or accumulators that some widths keep in registers.
+MARGIN = 4096
 
 # Products by mma and by warpgroups, one piece and two, padded widths, IEEE fp32, paged and ragged.
 SHIPPED = [

@@ -1,6 +1,6 @@
 """Shared memory that Triton gives an attention kernel, computed from what the kernel allocates.
 
-Never less than Triton 3.6's own number, and at most 2 KB more for the shipped tiles
+Never less than Triton 3.6's own number, and at most 4 KB more for the shipped tiles
 (tests/triton_compile; `make compile-all` prints both). A kernel holds q, copies of
 k and v on their way (`depth`), page ids on theirs, and for a moment the weights of one tile or a reduction's scratch;
 after the loop the accumulator changes its layout in the same bytes.
