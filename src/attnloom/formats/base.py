@@ -41,7 +41,7 @@ class ResolvedKV:
         """Page ids that the plan keeps: CSR all of the requests', a dense table `columns` a request; ragged: rows."""
         if self.pages is None:
             return self.capacity
-        batch = self.kv_len.shape[0]
+        batch = len(self.kv_len)
         if self.row_stride or not batch:
             return batch * self.columns
         first, last_len = int(self.page_start[-1]), int(self.kv_len[-1])
