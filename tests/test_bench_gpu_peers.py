@@ -43,8 +43,8 @@ class Planned:
 
 class PagedPrefill(Planned):
     def plan(
-        self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads,
-        head_dim_qk, page_size, *, causal=False, q_data_type="float16", kv_data_type=None,
+        self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, *, num_qo_heads, num_kv_heads,
+        head_dim_qk, page_size, causal=False, q_data_type="float16", kv_data_type=None,
     ):  # fmt: skip
         self.pages = paged_kv_indptr.tolist(), paged_kv_indices.long(), paged_kv_last_page_len.tolist()
         self.qo_indptr, self.page_size, self.causal = qo_indptr, page_size, causal
@@ -65,7 +65,7 @@ class PagedPrefill(Planned):
 
 class RaggedPrefill(Planned):
     def plan(
-        self, qo_indptr, kv_indptr, num_qo_heads, num_kv_heads, head_dim_qk, *, causal=False, q_data_type="float16",
+        self, qo_indptr, kv_indptr, *, num_qo_heads, num_kv_heads, head_dim_qk, causal=False, q_data_type="float16",
         kv_data_type=None,
     ):  # fmt: skip
         self.indptrs, self.causal = (qo_indptr, kv_indptr), causal
@@ -75,22 +75,19 @@ class RaggedPrefill(Planned):
 
 
 class PagedDecode(PagedPrefill):
-    def plan(
-        self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, *,
-        q_data_type="float16", kv_data_type=None,
-    ):  # fmt: skip
-        rows = torch.arange(len(indptr)).int()
-        shape = (num_qo_heads, num_kv_heads, head_dim, page_size)
-        super().plan(rows, indptr, indices, last_page_len, *shape, q_data_type=q_data_type, kv_data_type=kv_data_type)
+    def plan(self, *given, q_data_type="float16", kv_data_type=None):
+        indptr, indices, last_page_len, *sizes = given
+        names = ("num_qo_heads", "num_kv_heads", "head_dim_qk", "page_size")
+        options = dict(zip(names, sizes, strict=True), q_data_type=q_data_type, kv_data_type=kv_data_type)
+        super().plan(torch.arange(len(indptr)).int(), indptr, indices, last_page_len, **options)
 
 
 def flash_attn_func(q, k, v, *, causal=False, num_splits=1, pack_gqa=None):
     return torch.stack([attend(*each, causal) for each in zip(q, k, v, strict=True)])
 
 
-def flash_attn_varlen_func(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *, causal=False, num_splits=1, pack_gqa=None
-):
+def flash_attn_varlen_func(*given, causal=False, num_splits=1, pack_gqa=None):
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = given
     assert (cu_seqlens_q.diff().max(), cu_seqlens_k.diff().max()) == (max_seqlen_q, max_seqlen_k)
     return attend_packed(q, k, v, (cu_seqlens_q, cu_seqlens_k), causal), "lse"
 
