@@ -37,13 +37,18 @@ class Family:
     fp32_rows: tuple[Row, ...]
 
 
-_FP32 = (
+# IEEE products without tensor cores, unmeasured; chosen among what compiles with few spills (make compile-all).
+_FP32_NARROW = (
     Row(64, (ClassConfig(16, 32, 4, 2, 2), ClassConfig(64, 32, 8, 2))),
     Row(128, (ClassConfig(16, 32, 8, 2, 2), ClassConfig(64, 16, 8, 2))),
-    Row(256, (ClassConfig(16, 16, 4, 2),)),
+)
+_FP32 = (
+    *_FP32_NARROW,
+    Row(256, (ClassConfig(16, 16, 8, 2, 2), ClassConfig(64, 16, 8, 2))),
     Row(576, (ClassConfig(16, 16, 8, 1),)),
 )
 
+# Ampere and Ada, unmeasured; chosen among what compiles with few spills.
 SM80 = Family(
     name="sm80",
     shared=166_912,
@@ -69,7 +74,11 @@ SM86 = Family(
         Row(256, (ClassConfig(16, 32, 4, 2, 2), ClassConfig(64, 32, 8, 2))),
         Row(576, (ClassConfig(16, 32, 8, 2), ClassConfig(32, 16, 8, 2))),
     ),
-    fp32_rows=_FP32,
+    fp32_rows=(
+        *_FP32_NARROW,
+        Row(256, (ClassConfig(16, 16, 8, 2), ClassConfig(32, 16, 8, 2))),
+        Row(576, (ClassConfig(16, 16, 8, 1),)),
+    ),
 )
 
 SM90 = Family(
