@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from attnloom.compile import store, toolchain
 from attnloom.compile.artefact import Artefact
 from attnloom.compile.kernel import CompiledKernel
 from attnloom.compile.request import Request
+from attnloom.errors import AttnLoomError
+
+Describe = Callable[[Request, Exception], Exception]
 
 _kernels: dict[tuple[Path, str], CompiledKernel] = {}
 _locks: dict[str, threading.Lock] = {}
 _locks_lock = threading.Lock()
 
 
-def kernel_of(request: Request, describe: Callable[[Request, Exception], Exception] | None = None) -> CompiledKernel:
+def kernel_of(request: Request, describe: Describe | None = None) -> CompiledKernel:
     """The kernel of a request; threads and processes that ask for the same one compile it once.
 
     describe: makes the error to raise of Triton's own where compilation fails. Raises NoFingerprint, and what
     `describe` returns.
     """
-    where = (store.folder(), request.key)
+    with _described(request, describe):
+        where = (store.folder(), request.key)
     found = _kernels.get(where)
     if found is None:
         with _lock_of(request.key):
@@ -48,7 +53,17 @@ def _lock_of(key: str) -> threading.Lock:
         return _locks.setdefault(key, threading.Lock())
 
 
-def _find_or_compile(request: Request, describe: Callable[[Request, Exception], Exception] | None) -> CompiledKernel:
+@contextlib.contextmanager
+def _described(request: Request, describe: Describe | None) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if describe is None or isinstance(error, AttnLoomError):
+            raise
+        raise describe(request, error) from error
+
+
+def _find_or_compile(request: Request, describe: Describe | None) -> CompiledKernel:
     name, key = request.name, request.key
     cached = None if toolchain.always_compile() else store.read(name, key)
     if cached is not None:
@@ -58,12 +73,8 @@ def _find_or_compile(request: Request, describe: Callable[[Request, Exception], 
         if cached is not None:  # another process was first
             return CompiledKernel(request, cached, None)
         start = time.perf_counter()
-        try:
+        with _described(request, describe):
             made = Artefact(*toolchain.compile_kernel(request.source, request.target, request.parsed_options))
-        except Exception as error:
-            if describe is None:
-                raise
-            raise describe(request, error) from error
         seconds = time.perf_counter() - start
         store.write(name, key, made, seconds)
     return CompiledKernel(request, made, seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from attnloom.compile.request import Request
-from attnloom.errors import AttnLoomError, KernelCompileError
+from attnloom.errors import KernelCompileError
 from attnloom.variant.emit import FUNCTIONS
 from attnloom.variant.program import Program
 
@@ -15,8 +15,6 @@ _HEAD = re.compile(r"\s*def (\w+)\(")
 
 def explained(request: Request, error: Exception, program: Program) -> Exception:
     """The error to raise for one of Triton's: it names the functor and its file and line where the fault is in one."""
-    if isinstance(error, AttnLoomError):
-        return error
     chain = list(_causes(error))
     words = f"{type(chain[-1]).__name__}: {chain[-1]}"
     for one in reversed(chain):

@@ -15,6 +15,14 @@ from attnloom.errors import NoFingerprint
 FORMAT = "attnloom-kernel-1"
 
 
+class UnreadableFunction(Exception):
+    """A `triton.jit` function in which Triton does not find what it calls; src: its text."""
+
+    def __init__(self, src: str) -> None:
+        super().__init__(src)
+        self.src = src
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """One kernel to have.
@@ -90,6 +98,9 @@ def canonical(value: Any) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type) and value.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         fields = ((field.name, canonical(getattr(value, field.name))) for field in dataclasses.fields(value))
         return f"{type(value).__qualname__}{list(fields)}"
-    if isinstance(key := getattr(value, "cache_key", None), str):
-        return f"function {value.__name__} {key}"
+    if hasattr(type(value), "cache_key"):
+        try:
+            return f"function {value.__name__} {value.cache_key}"
+        except Exception as error:
+            raise UnreadableFunction(value.src) from error
     raise NoFingerprint(name=f"{type(value).__name__} {value!r}")

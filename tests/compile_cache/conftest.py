@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import pytest
+
+from attnloom.compile import cache
+
+
+@pytest.fixture
+def private_cache(tmp_path, monkeypatch):
+    """An empty cache directory, and a process that remembers no kernel."""
+    monkeypatch.setenv("ATTNLOOM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    cache.forget()
+    yield tmp_path / "cache"
+    cache.forget()
