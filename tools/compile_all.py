@@ -99,7 +99,7 @@ def shipped(arch: int, dims: tuple[int, int], dtype: str, page_size: int | None 
     row = next(row for row in rows if max(dims) <= row.head_dim)
     probe = Case(arch, dims, dtype, row.classes[0], page_size)
     for tile in config_of(probe.spec, family).classes:
-        yield Case(arch, dims, dtype, tile, page_size, bool(row.measured))
+        yield Case(arch, dims, dtype, tile, page_size, bool(row.measured) and max(dims) == row.head_dim)
 
 
 def faults(case: Case, taken: Taken) -> list[str]:

@@ -95,7 +95,7 @@ SM90 = Family(
             "411 TFLOP/s, (128, 128) with one CTA an SM 314, (64, 64) with two 324",
         ),
         Row(256, (ClassConfig(16, 64, 4, 2, 2), ClassConfig(128, 64, 8, 2, 1))),
-        Row(576, (ClassConfig(16, 32, 4, 2, 1), ClassConfig(64, 32, 8, 2, 1))),
+        Row(576, (ClassConfig(16, 32, 8, 2, 1), ClassConfig(64, 32, 8, 2, 1))),
     ),
     fp32_rows=_FP32,
 )
