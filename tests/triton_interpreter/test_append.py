@@ -128,7 +128,7 @@ def test_the_kernel_ran(monkeypatch):
     monkeypatch.setattr(launcher, "append_kernel", _Recording(launcher.append_kernel, grids))
     cache = torch.zeros(3, 2, 1, 16)
     al.append_kv(torch.ones(1, 1, 16), torch.ones(1, 1, 16), cache, cache.clone(), [4])
-    assert grids == [(1,)]
+    assert grids == [(1, 1, 1)]
     assert cache.sum() == 16
 
 

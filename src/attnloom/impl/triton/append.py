@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
+from typing import Any
 
 import torch
 
+from attnloom.compile.cache import kernel_of
+from attnloom.compile.kernel import CompiledKernel
+from attnloom.compile.request import Request
+from attnloom.compile.signature import signature_of
+from attnloom.impl.triton.launch import target_of
 from attnloom.kernels.triton.append import append_kernel
 
 _NATIVE = (torch.float16, torch.bfloat16, torch.float32)
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ELEMENTS = 2048  # of k or v a program: 16 bytes a thread twice, with 16-bit types
+_OPTIONS = {"num_warps": 4}
+_LOOKED_AT = ("k_rows", "v_rows", "k_cache", "v_cache")
+_TYPES = {"num_rows": "i64", "num_heads": "i32", "pools": ("i32", "i64", "i32", "i64")}  # no count asks for a kernel
+_REMEMBERED = 1024
+_ALIGNMENT = 15
+
+_kernels: dict[tuple[Any, ...], CompiledKernel] = {}
 
 
 def append_rows(
@@ -20,25 +32,57 @@ def append_rows(
 
     slots: int32 or int64 ``[n]``, any stride, on the same device; those outside the pool are left out.
     """
-    tokens, heads = k.shape[:2]
-    widths = tuple(1 << (dim - 1).bit_length() for dim in (k.shape[2], v.shape[2]))
-    rows = max(1, _ELEMENTS // max(widths))
-    k, v, k_view, v_view = (_copyable(tensor) for tensor in (k, v, k_view, v_view))
-    with torch.cuda.device(k.device) if k.device.type == "cuda" else contextlib.nullcontext():
-        append_kernel[(-(-tokens * heads // rows),)](
-            (k, *k.stride()[:2]),
-            (v, *v.stride()[:2]),
-            (k_view, *k_view.stride()[:3]),
-            (v_view, *v_view.stride()[:3]),
-            (slots, slots.stride(0)),
-            tokens * heads,
-            heads,
-            (k_view.shape[1], k_view.shape[0], v_view.shape[1], v_view.shape[0]),
-            DIMS=(k.shape[2], v.shape[2]),
-            WIDTHS=widths,
-            ROWS=rows,
-            num_warps=4,
-        )
+    tensors = (*map(_copyable, (k, v, k_view, v_view)), slots)
+    constants = constants_of(k, v)
+    grid = -(-k.shape[0] * k.shape[1] // constants["ROWS"]), 1, 1
+    if k.device.type == "cpu":
+        append_kernel[grid](*arguments_of(tensors, tensors).values(), **constants, **_OPTIONS)
+        return
+    addresses = tuple(tensor.data_ptr() for tensor in tensors)
+    kernel = _kernel(tensors, addresses, constants)
+    kernel.launch(k.device.index, grid, tuple(arguments_of(tensors, addresses).values()))
+
+
+def request_of(tensors: tuple[torch.Tensor, ...], constants: dict[str, Any], target: tuple[str, Any, int]) -> Request:
+    """The kernel that tensors (k, v, views of the caches, slots) ask for; target: backend, architecture, warp size."""
+    given = arguments_of(tensors, tensors)
+    signature, divisible = signature_of(append_kernel.arg_names, given, facts=_LOOKED_AT, types=_TYPES)
+    return Request(append_kernel, signature, divisible, constants, _OPTIONS, target)
+
+
+def constants_of(k: torch.Tensor, v: torch.Tensor) -> dict[str, Any]:
+    """The kernel's constants for rows of k and v."""
+    dims = k.shape[2], v.shape[2]
+    widths = tuple(1 << (dim - 1).bit_length() for dim in dims)
+    return {"DIMS": dims, "WIDTHS": widths, "ROWS": max(1, _ELEMENTS // max(widths))}
+
+
+def arguments_of(tensors: tuple[torch.Tensor, ...], pointers: tuple[Any, ...]) -> dict[str, Any]:
+    """The kernel's arguments by parameter; pointers: the tensors themselves, or their addresses."""
+    k, v, k_view, v_view, slots = tensors
+    return {
+        "k_rows": (pointers[0], *k.stride()[:2]),
+        "v_rows": (pointers[1], *v.stride()[:2]),
+        "k_cache": (pointers[2], *k_view.stride()[:3]),
+        "v_cache": (pointers[3], *v_view.stride()[:3]),
+        "slots": (pointers[4], slots.stride(0)),
+        "num_rows": k.shape[0] * k.shape[1],
+        "num_heads": k.shape[1],
+        "pools": (k_view.shape[1], k_view.shape[0], v_view.shape[1], v_view.shape[0]),
+    }
+
+
+def _kernel(tensors: tuple[torch.Tensor, ...], addresses: tuple[int, ...], constants: dict[str, Any]) -> CompiledKernel:
+    strides = tuple([tensor.stride() for tensor in tensors])
+    aligned = tuple([address & _ALIGNMENT for address in addresses[:4]])
+    dtypes = tensors[0].dtype, tensors[1].dtype, tensors[4].dtype
+    key = (tensors[0].device, dtypes, constants["DIMS"], strides, aligned)
+    found = _kernels.get(key)
+    if found is None:
+        if len(_kernels) >= _REMEMBERED:
+            _kernels.clear()
+        found = _kernels[key] = kernel_of(request_of(tensors, constants, target_of(tensors[0].device)))
+    return found
 
 
 def _copyable(tensor: torch.Tensor) -> torch.Tensor:

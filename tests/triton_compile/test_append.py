@@ -1,0 +1,28 @@
+"""append_kv's kernel compiled without a GPU: no spills, next to no shared memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnloom.compile.cache import kernel_of
+from attnloom.compile.resources import resources_of
+from attnloom.impl.triton.append import constants_of, request_of
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("dims", [(128, 128), (80, 80), (576, 512)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("slots", [torch.int32, torch.int64], ids=str)
+def test_it_compiles_without_spills(tmp_path, monkeypatch, arch, dims, dtype, slots):
+    monkeypatch.setenv("ATTNLOOM_CACHE_DIR", str(tmp_path))
+    rows = [torch.empty(7, 2, dim, dtype=dtype, device="meta") for dim in dims]
+    views = [torch.empty(5, 16, 2, dim, dtype=dtype, device="meta") for dim in dims]
+    tensors = (*rows, *views, torch.empty(7, dtype=slots, device="meta"))
+    request = request_of(tensors, constants_of(*rows), ("cuda", arch, 32))
+    kernel = kernel_of(request)
+    taken = resources_of(kernel)
+    assert taken is not None
+    assert taken.stack == 0
+    assert kernel.shared_memory <= 2048
+    assert request.key != request_of((*tensors[:4], tensors[4].long()), constants_of(*rows), ("cuda", 86, 32)).key
