@@ -41,14 +41,14 @@ def facts() -> list[tuple[str, str]]:
 
     import attnloom
 
-    compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+    compiler = _c_compiler()
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     return [
         ("attnloom", f"{attnloom.__version__}  ({Path(attnloom.__file__).parent})"),
         ("python", f"{platform.python_version()}  ({sys.executable})"),
         ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
         *((package, _version(package)) for package in PACKAGES),
-        ("C compiler", compiler or "none found (cc, gcc, clang): Triton needs one for each new kernel"),
+        ("C compiler", compiler or "none found (CC, gcc, clang): only kernels whose launchers are cached run"),
         ("Python.h", str(header) if header.exists() else f"missing at {header}: Triton needs it with the C compiler"),
         ("system", f"{platform.system()} {platform.release()} {platform.machine()}"),
         ("CPU", _cpu()),
@@ -69,6 +69,13 @@ def implementation_lines(devices: Iterable[str]) -> list[str]:
             lines.append(f"  {each.name:<12} {'can run' if each.available else 'cannot run:'}")
             lines += [f"  {'':<12} - {reason}" for reason in each.reasons]
     return lines
+
+
+def _c_compiler() -> str | None:
+    """What Triton will call for a new kernel's launcher: CC, else gcc, else clang."""
+    if given := os.environ.get("CC"):
+        return shutil.which(given)
+    return shutil.which("gcc") or shutil.which("clang")
 
 
 def _version(package: str) -> str:
@@ -110,9 +117,10 @@ def _cache() -> str:
     folder = env.cache_dir()
     if not folder.exists():
         return f"{folder}  (made at first use)"
-    writable = "writable" if os.access(folder, os.W_OK) else "NOT writable"
+    writable = "writable" if os.access(folder, os.W_OK) else "NOT writable: compiled code is not kept"
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return f"{folder}  ({writable}, {size / 1e6:.1f} MB)"
+    kernels = len([*folder.glob("kernels/*.kernel")])
+    return f"{folder}  ({writable}, {size / 1e6:.1f} MB, {kernels} compiled kernels)"
 
 
 def _environment() -> list[tuple[str, str]]:
