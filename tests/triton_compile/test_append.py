@@ -10,12 +10,17 @@ from attnloom.compile.resources import resources_of
 from attnloom.impl.triton.append import constants_of, request_of
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """Compiled here, not found."""
+    monkeypatch.setenv("ATTNLOOM_CACHE_DIR", str(tmp_path))
+
+
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("dims", [(128, 128), (80, 80), (576, 512)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("slots", [torch.int32, torch.int64], ids=str)
-def test_it_compiles_without_spills(tmp_path, monkeypatch, arch, dims, dtype, slots):
-    monkeypatch.setenv("ATTNLOOM_CACHE_DIR", str(tmp_path))
+def test_it_compiles_without_spills(arch, dims, dtype, slots):
     rows = [torch.empty(7, 2, dim, dtype=dtype, device="meta") for dim in dims]
     views = [torch.empty(5, 16, 2, dim, dtype=dtype, device="meta") for dim in dims]
     tensors = (*rows, *views, torch.empty(7, dtype=slots, device="meta"))
