@@ -71,7 +71,8 @@ t = LaunchTensors(spec=spec, program=variant.program, q=q, k=k, v=v, out=out, ls
 count = ctypes.c_int.in_dll(cuda, "count")
 run = launch._Compiled(plan, t, config.classes)
 run._device = 0
-result = {"pointers": [x.data_ptr() for x in (q, k, v, out, lse, space, slopes)], "pages": plan.levels[0].pages.data_ptr()}
+pages = plan.levels[0].pages.data_ptr()
+result = {"pointers": [x.data_ptr() for x in (q, k, v, out, lse, space, slopes)], "pages": pages}
 for name, params in (("attend", 34), ("merge", 20)):
     count.value = params
     getattr(run, name)(0)
