@@ -322,13 +322,16 @@ def test_the_exact_workspace_suffices_and_a_byte_less_does_not(runner, launches,
 @pytest.mark.parametrize(("num_qo", "num_kv"), [(64, 4), (8, 8), (1, 1)])
 @pytest.mark.parametrize("rows", [1, 8])
 def test_the_workspace_does_not_grow_with_the_batch(runner, num_qo, num_kv, rows):
-    """B up to 1024 at head dim 256: planned in the size asked for beforehand; a few tiles per worker."""
+    """B up to 1024 at head dim 256: planned in the size asked for beforehand; two tiles for each CTA of each class."""
     heads = Heads.of(num_qo, num_kv, 256)
     attn = runner.attention(heads)
     for num_ctas in (2, 132):
         size = attn.workspace_size(num_ctas)
-        tiles = attn._config.tile_classes(num_ctas)
-        assert size <= 2 * num_ctas * sum(t.tile_q for t in tiles) * 257 * 4 + 64 * num_ctas + 4096
+        # of a class, triton launches as many CTAs for each worker as an SM holds of it
+        classes = getattr(attn._config, "classes", None) or attn._config.tile_classes(1)
+        ctas = [(one.tile_q, num_ctas * getattr(one, "ctas_per_sm", 1)) for one in classes]
+        assert size <= 2 * sum(tile_q * count for tile_q, count in ctas) * 257 * 4 + 64 * num_ctas + 4096
+        assert [(t.tile_q, t.num_ctas) for t in attn._config.tile_classes(num_ctas)] == ctas
         memory = torch.empty(size, dtype=torch.uint8, device=runner.device)
         given = runner.attention(heads, workspace=memory)
         for count in (1, 64, 1024):
