@@ -48,10 +48,10 @@ def test_sections_stay_in_their_room(case, classes, cost, planner, spare):
     st.integers(1, 140),
     st.integers(1, 8),
     costs,
-    st.sampled_from(PLANNERS),
-    st.sampled_from([[1], [1, 3], [1, 17, 200]]),
+    st.sampled_from([(planner, qo_lens) for planner in PLANNERS for qo_lens in ([1], [1, 3], [1, 17, 200])]),
 )
-def test_long_requests_cut_into_many_parts(kv_lens, num_ctas, heads, cost, planner, qo_lens):
+def test_long_requests_cut_into_many_parts(kv_lens, num_ctas, heads, cost, form):
+    planner, qo_lens = form
     qo = [qo_lens[i % len(qo_lens)] for i in range(len(kv_lens))]
     problem = make_case(qo, kv_lens, "causal window", num_kv_heads=heads).problem
     classes = [TileClass(16, 64, 4 * num_ctas), TileClass(128, 64, num_ctas)]
