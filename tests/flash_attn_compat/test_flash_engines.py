@@ -105,13 +105,16 @@ def test_a_refused_plan_leaves_none_behind(plans):
 
 
 def test_threads_do_not_share_engines():
+    """Each thread plans an engine of its own: none runs on the plan of another."""
     expected = {n: flash_attn_func(*qkv(kv_len=n), causal=True) for n in range(4, 10)}
+    engines._engine.cache_clear()
     wrong, gate = [], threading.Barrier(len(expected))
 
     def work(n):
         given = qkv(kv_len=n)
         gate.wait()
         wrong.extend(n for _ in range(20) if not torch.equal(flash_attn_func(*given, causal=True), expected[n]))
+        gate.wait()  # all are alive until here, so that no two have the same identity
 
     workers = [threading.Thread(target=work, args=(n,)) for n in expected]
     for worker in workers:
@@ -119,3 +122,4 @@ def test_threads_do_not_share_engines():
     for worker in workers:
         worker.join()
     assert wrong == []
+    assert engines._engine.cache_info().currsize == len(expected)
