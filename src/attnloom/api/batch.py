@@ -168,7 +168,7 @@ class BatchAttention:
             self._declared.maxima.check(inputs)
         self._workspace.ensure(workspace_bytes(classes, self.spec.head_dim_vo))
         operands = self._operands.at_plan(params, inputs.lengths)
-        if self._declared is None:  # what shaped the tiles must also mask them
+        if operands and self._declared is None:  # what shaped the tiles must also mask them
             operands |= copies(operands, self._bounds.structural_params | set(params or ()), self.device)
         self._state = self._schedule(inputs, operands, classes)
 

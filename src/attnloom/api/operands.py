@@ -107,7 +107,9 @@ class OperandTable:
 
         One that was given on a device is read back, which waits for the device.
         """
-        found = {}
+        found: dict[str, Any] = {}
+        if not operands:
+            return found
         for name in names & operands.keys():
             value = operands[name]
             known = name in self._host_defaults and value is self.defaults[name]

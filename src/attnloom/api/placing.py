@@ -9,8 +9,7 @@ is a new one, so that launches of the plan before keep theirs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +30,7 @@ Array = npt.NDArray[Any]
 NUMPY = {torch.int32: np.int32, torch.int64: np.int64, torch.uint8: np.uint8}
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """A Plan, and what else of it a launch reads.
 
     q_pos, kv_pos  int32 or None; operands: on the device, those of plan and of the constructor
@@ -46,8 +44,7 @@ class Placed:
     buffers: tuple[torch.Tensor, ...] = ()
 
 
-@dataclass(frozen=True)
-class Sequences:
+class Sequences(NamedTuple):
     """Where requests lie, as tensors: `Plan.qo_indptr`, `Plan.kv_indptr` and the fields of its PageView."""
 
     qo_indptr: torch.Tensor

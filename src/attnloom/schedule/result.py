@@ -22,11 +22,11 @@ _MERGE_WIDTHS = (5, 0, 2)
 
 
 @cache
-def _empty(shape: tuple[int, ...]) -> torch.Tensor:
+def _empty(shape: tuple[int, ...], device: torch.device | None = None) -> torch.Tensor:
     """The tensor for arrays without elements, made once: most plans have several."""
     import torch
 
-    return torch.empty(shape, dtype=torch.int32)
+    return torch.empty(shape, dtype=torch.int32, device=device)
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,15 @@ class Schedule:
 
     def views(self, whole: torch.Tensor, start: int) -> list[torch.Tensor]:
         """The arrays, in the order of `sections`, in an int32 tensor that holds `buffer` from `start` on."""
-        return [
-            whole.as_strided(array.shape, (array.shape[1], 1) if array.ndim == 2 else (1,), start + at)
-            for array, (at, _) in zip(self._arrays, self.sections, strict=True)
-        ]
+        device, views = whole.device, []
+        for (at, length), width in zip(self.sections, section_widths(len(self.tiles)), strict=True):
+            if not length:
+                views.append(_empty((0, width) if width else (0,), device))
+            elif width:
+                views.append(whole.as_strided((length // width, width), (width, 1), start + at))
+            else:
+                views.append(whole.as_strided((length,), (1,), start + at))
+        return views
 
     def host_views(self) -> list[torch.Tensor]:
         """The arrays as they are, as tensors."""
