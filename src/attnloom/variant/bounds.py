@@ -86,6 +86,19 @@ class BoundsProgram:
         layout = self._layout(default_positions, missing)
         return layout.bands(Batch(qo_len, kv_len, params, default_positions))
 
+    @property
+    def last_row_sees_all(self) -> bool:
+        """With default positions a request's last row surely sees every key, whatever lengths and values.
+
+        Then no page of the request has left its window.
+        """
+        constant = self._constant.get(True)
+        if constant is None:
+            return False
+        later = constant.not_must[..., 4] > 0  # masked pairs have kv_pos > q_pos, and no key is beyond the last row
+        empty = (constant.not_must[..., 0::2] > constant.not_must[..., 1::2]).any(-1)
+        return bool((later | empty).all())
+
     def most_bands(self, default_positions: bool, missing: frozenset[str]) -> tuple[int, int]:
         """Upper bounds of n and m in ``may [R, n, 6]`` and ``not_must [R, m, 6]``, whatever lengths and values.
 

@@ -17,6 +17,8 @@ class ClassConfig:
 
     tile_q 1 is one packed row without tensor cores; otherwise tiles are powers of two of at least 16. Page ids travel
     the pipeline before the rows that they lead to, so that stages 3 and 4 are one tile of depth on paged KV, 5 two.
+    one_loop: full and masked tiles share a loop where the mask allows it, with a branch in it: copies never pause, but
+    before Hopper the branch makes weights pass through shared memory.
     """
 
     tile_q: int
@@ -25,6 +27,7 @@ class ClassConfig:
     stages: int
     ctas_per_sm: int = 1
     maxnreg: int | None = None
+    one_loop: bool = False
 
     def options(self) -> dict[str, Any]:
         """Keyword options of the Triton launch."""
@@ -62,4 +65,4 @@ class TritonConfig(Config):
         return max(one.shared_memory(spec, wgmma=wgmma) for one in self.classes)
 
 
-INTERPRETED = TritonConfig((ClassConfig(16, 32, 1, 1), ClassConfig(32, 32, 1, 1)))
+INTERPRETED = TritonConfig((ClassConfig(16, 32, 1, 1), ClassConfig(32, 32, 1, 1, one_loop=True)))

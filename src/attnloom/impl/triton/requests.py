@@ -20,10 +20,12 @@ from attnloom.kernels.triton.config import KernelConfig
 from attnloom.kernels.triton.merge import merge_kernel
 from attnloom.schedule.work import Plan
 from attnloom.variant import Program
+from attnloom.variant.bounds import compile_bounds
 
 MERGE_OPTIONS = {"num_warps": 4}
 # A masked score is -inf before a folded scale multiplies it: the scale must not round to 0 in fp32.
 SMALLEST_FOLDED = 2.0**-100
+_AHEAD_BYTES = 32 * 128  # of q per warp that fit registers beside the state: 32 registers a thread
 
 _FUNCTIONS = {"LOGITS": "logits_transform", "MASK": "logits_mask", "SINK": "sink", "OUTPUT": "output_transform"}
 
@@ -50,6 +52,8 @@ def merge_constants(plan: Plan, t: LaunchTensors, config: ClassConfig) -> dict[s
         SAME_KV=False,
         FOLD=False,
         GUARD=False,
+        ONE_LOOP=False,
+        AHEAD=False,
         HAS_KV_POS=False,
     )
     return {"SINK": functions["SINK"], "OUTPUT": functions["OUTPUT"], "cfg": cfg}
@@ -116,9 +120,16 @@ def kernel_config(plan: Plan, t: LaunchTensors, config: ClassConfig) -> KernelCo
         SOFTMAX=program.use_softmax,
         FOLD=program.use_softmax and program.logits is None and spec.sm_scale > SMALLEST_FOLDED,
         GUARD=program.logits is not None,
+        ONE_LOOP=config.one_loop and _owns_every_key(t),
+        AHEAD=config.tile_q * (k0 + k1) * t.q.element_size() <= _AHEAD_BYTES * config.num_warps,
         HAS_Q_POS=t.q_pos is not None,
         HAS_KV_POS=t.kv_pos is not None,
         HAS_LSE=t.lse is not None,
         UPCAST=t.q.device.type == "cpu" or spec.dtype == torch.float32,
         RAW=t.raw_state,
     )
+
+
+def _owns_every_key(t: LaunchTensors) -> bool:
+    """Whether every key below kv_len is seen by some row of its request: else a page may have left its window."""
+    return t.q_pos is None and t.kv_pos is None and compile_bounds(t.program).last_row_sees_all

@@ -87,10 +87,10 @@ SM90 = Family(
     per_sm=233_472,
     wgmma=True,
     rows=(
-        Row(64, (ClassConfig(16, 64, 2, 3, 4), ClassConfig(128, 64, 8, 3, 2, 128))),
+        Row(64, (ClassConfig(16, 64, 2, 3, 4), ClassConfig(128, 64, 8, 3, 2, 128, one_loop=True))),
         Row(
             128,
-            (ClassConfig(16, 64, 2, 3, 4), ClassConfig(128, 64, 8, 2, 2, 128)),
+            (ClassConfig(16, 64, 2, 3, 4), ClassConfig(128, 64, 8, 2, 2, 128, one_loop=True)),
             "H200, 2026-11-30, page 16, 32/8 heads: decode 64x4096 4.15 TB/s; causal prefill 4x4096 (prototype) "
             "411 TFLOP/s, (128, 128) with one CTA an SM 314, (64, 64) with two 324",
         ),

@@ -15,6 +15,8 @@ class KernelConfig:
     SAME_KV                   k and v have equal strides, so that their row offsets are computed once
     SOFTMAX, FOLD             softmax or plain weights; FOLD: scale enters the exponent (no logits functor, scale > 0)
     GUARD                     a full tile may still hold -inf logits (a logits functor may return it)
+    ONE_LOOP                  full and masked tiles share a loop: every key below kv_len lies in the request's own pages
+    AHEAD                     rows of q are loaded while the item before is written
     HAS_Q_POS, HAS_KV_POS     positions are given as arrays
     HAS_LSE                   lse is written; pointers that a flag leaves out are dummies
     UPCAST                    operands of products go to fp32 first
@@ -37,6 +39,8 @@ class KernelConfig:
     SOFTMAX: bool
     FOLD: bool
     GUARD: bool
+    ONE_LOOP: bool
+    AHEAD: bool
     HAS_Q_POS: bool
     HAS_KV_POS: bool
     HAS_LSE: bool

@@ -3,10 +3,10 @@
 import triton
 import triton.language as tl
 
-from attnloom.kernels.triton.attention import empty_state
 from attnloom.kernels.triton.finish import finish_rows, write_final
 from attnloom.kernels.triton.rows import load_rows, packed_rows, row_positions
 from attnloom.kernels.triton.softmax import LN2, LOG2E, NEG_INF
+from attnloom.kernels.triton.tile import empty_state
 
 
 @triton.jit

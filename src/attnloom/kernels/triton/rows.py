@@ -1,23 +1,7 @@
-"""Work items and their query rows."""
+"""Packed query rows of a tile, and rows of elements in memory."""
 
 import triton
 import triton.language as tl
-
-from attnloom.schedule.work import ITEM_FIELDS
-
-FIELDS = tl.constexpr(len(ITEM_FIELDS))
-
-
-@triton.jit
-def read_item(items_ptr, item, head_of_cta, heads_per_item):
-    """(request, row_start, row_count, kv_head, kv_begin, kv_end, out_slot) with every-head items resolved."""
-    at = items_ptr + item * FIELDS
-    kv_head = tl.load(at + 4)
-    slot = tl.load(at + 7)
-    if kv_head < 0:
-        kv_head = head_of_cta
-        slot = tl.where(slot >= 0, slot * heads_per_item + head_of_cta, slot)
-    return tl.load(at), tl.load(at + 1), tl.load(at + 2), kv_head, tl.load(at + 5), tl.load(at + 6), slot
 
 
 @triton.jit
