@@ -10,11 +10,15 @@ from attnloom.spec import AttentionSpec
 
 @dataclass(frozen=True)
 class Row:
-    """Classes up to a head dim (the wider of both), and the measurement that justifies them (empty: none yet)."""
+    """Classes up to a head dim (the wider of both), and the measurement that justifies them (empty: none yet).
+
+    stack: bytes that a thread of the measured kernels keeps in local memory; with more it is another kernel.
+    """
 
     head_dim: int
     classes: tuple[ClassConfig, ...]
     measured: str = ""
+    stack: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,8 +95,9 @@ SM90 = Family(
         Row(
             128,
             (ClassConfig(16, 64, 2, 3, 4), ClassConfig(128, 64, 8, 2, 2, 128, one_loop=True)),
-            "H200, 2026-11-30, page 16, 32/8 heads: decode 64x4096 4.15 TB/s; causal prefill 4x4096 (prototype) "
-            "411 TFLOP/s, (128, 128) with one CTA an SM 314, (64, 64) with two 324",
+            "H200, 2026-11-30, page 16, 32/8 heads: decode 64x4096 4.18 TB/s, causal prefill 16x1024, 4x4096, 1x16384 "
+            "321 / 450 / 477 TFLOP/s, with (128, 32) at most 266 / 370 / 407, (64, 32) with four CTAs 244 / 347 / 376",
+            stack=80,
         ),
         Row(256, (ClassConfig(16, 64, 4, 2, 2), ClassConfig(128, 64, 8, 2, 1))),
         Row(576, (ClassConfig(16, 32, 8, 2, 1), ClassConfig(64, 32, 8, 2, 1))),
