@@ -70,7 +70,8 @@ def test_the_least_negative_key_wins(runner, level, kv, dtype):
     sequences.k[0][0] *= (level + 5000) / level
     batch = runner.place(sequences, Placement())
     for out, _ in check(runner, batch):
-        assert torch.equal(out.cpu(), sequences.v[0][:1].expand(1, 16, 128))
+        # a folded scale gives the greatest key a weight that is only nearly 1; it cancels in the normalisation
+        assert torch.allclose(out.cpu(), sequences.v[0][:1].expand(1, 16, 128), rtol=2 * torch.finfo(dtype).eps, atol=0)
 
 
 @pytest.mark.case(3)

@@ -64,7 +64,9 @@ class Layer(torch.nn.Module):
 
 
 @pytest.mark.parametrize("scope", ["each layer", "the model"])
-def test_engines_inside_modules_are_one_graph_too(runner, scope):
+def test_engines_inside_modules_are_one_graph_too(runner, scope, monkeypatch):
+    if torch.__version__ < (2, 12):  # it compiles again for each integer that it meets behind a module: see DESIGN.md
+        monkeypatch.setattr(torch._dynamo.config, "allow_unspec_int_on_nn_module", True)
     torch._dynamo.reset()
     counters.clear()
     layers = [Layer(attn) for attn in engines(runner, 12, al.variants.causal())]

@@ -171,13 +171,13 @@ class FixedBuffers:
         on_device: dict[str, torch.Tensor] = {}
         for name, value in operands.items():
             buffer, room = self.operands[name], tuple(self.operands[name].shape)
-            tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=buffer.dtype)
+            tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=buffer.dtype, device="cpu")
             check_operand(name, tensor, room)
             if tensor.device.type != "cpu" or self._host is not None:
                 on_device[name] = tensor
                 continue
             if tensor.shape[1:] != room[1:]:
-                larger = torch.zeros(room, dtype=tensor.dtype)
+                larger = torch.zeros(room, dtype=tensor.dtype, device="cpu")
                 _part(larger, tensor.shape).copy_(tensor)
                 tensor = larger
             hosted[f"operand {name}"] = as_bytes(tensor)
@@ -201,7 +201,9 @@ class FixedBuffers:
                 self._host[section.dtype][section.first : section.first + array.shape[0]] = array
             return
         runs = self._runs(arrays)
-        pinned = torch.empty(sum(end - start for start, end, _ in runs), dtype=torch.uint8, pin_memory=True)
+        pinned = torch.empty(
+            sum(end - start for start, end, _ in runs), dtype=torch.uint8, device="cpu", pin_memory=True
+        )
         host = typed_arrays(pinned.numpy())
         at = 0
         for start, end, names in runs:

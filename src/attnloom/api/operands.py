@@ -79,7 +79,7 @@ class OperandTable:
     def _computed(self, param: Param, lengths: Lengths) -> torch.Tensor:
         value = None if param.from_lengths is None else param.from_lengths(*lengths)
         try:
-            computed: torch.Tensor = torch.as_tensor(value)
+            computed = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device="cpu")
             return computed if computed.device.type == "cpu" else computed.to(self.device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ParamError(

@@ -90,7 +90,7 @@ def send(arrays: Sequence[tuple[Array, torch.dtype]], device: torch.device) -> t
     for array, dtype in arrays:
         starts.append(size)
         size += -(-array.shape[0] * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-    pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    pinned = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
     buffer = torch.empty(size, dtype=torch.uint8, device=device)
     host, whole = typed_arrays(pinned.numpy()), typed_views(buffer)
     views = []

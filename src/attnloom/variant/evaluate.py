@@ -197,6 +197,11 @@ class Compiled:
         name = node.param
 
         def element(table: torch.Tensor, *indices: Any) -> torch.Tensor:
+            if table.device.type != "cpu":  # an index out of range would end the process's use of the device
+                indices = tuple(
+                    i.clamp(-size, size - 1) if isinstance(i, torch.Tensor) else i
+                    for i, size in zip(indices, table.shape, strict=False)
+                )
             try:
                 found = table[indices]
             except IndexError as reason:
