@@ -53,7 +53,7 @@ def bits_start(qo_len, kv_len):
 
 
 def custom(*, batch, mask_start, q_idx, kv_len, kv_pos, mask):
-    return mask[mask_start[batch] + q_idx * kv_len + kv_pos]
+    return mask[mask_start[batch] + q_idx.long() * kv_len + kv_pos]
 
 
 def custom_other_text(*, batch, mask_start, q_idx, kv_len, kv_pos, mask):
