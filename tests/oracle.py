@@ -19,9 +19,6 @@ from typing import Any
 import torch
 
 Functor = Callable[..., Any]
-Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-_CHAIN = 512  # keys that one model sums up one after another
 
 
 @dataclass(frozen=True)
@@ -107,17 +104,13 @@ def model(
     """The low-precision model; out in `out_dtype`, the input's type where None.
 
     Rounding of the weights dominates in low precision. In float32 all error is that of sums, whose largest value
-    over a few hundred results is luck: the model is then the worst of several `orders` of keys and dims, and of
-    one sum that takes key after key where they are not too many.
+    over a few hundred results is luck: the model is then the worst of several `orders` of keys and dims.
     """
     dtype = request.q.dtype
     orders = _orders(request, orders) if dtype == torch.float32 else [request]
     results = [
         _attend(r, functors, sm_scale, torch.float32, weight_dtype=dtype, out_dtype=out_dtype or dtype) for r in orders
     ]
-    if dtype == torch.float32 and 1 < request.k.shape[0] <= _CHAIN:
-        how = {"weight_dtype": dtype, "out_dtype": out_dtype or dtype, "product": _key_after_key}
-        results.append(_attend(request, functors, sm_scale, torch.float32, **how))
     if len(results) == 1 or not results[0].out.numel():
         return results[0]
     exact = attend(request, functors, sm_scale)
@@ -165,7 +158,6 @@ def _attend(
     *,
     weight_dtype: torch.dtype | None,
     out_dtype: torch.dtype,
-    product: Product | None = None,
 ) -> Result:
     heads, group = request.q.shape[1], request.q.shape[1] // request.k.shape[1]
     env = _environment(request, functors, compute)
@@ -176,11 +168,11 @@ def _attend(
     v = torch.where(useful, request.v.to(compute), 0.0).repeat_interleave(group, dim=1)
     scores = _logits(request, functors, sm_scale, k, env)
     if functors.use_softmax:
-        out, lse = _softmax(scores, seen, v, weight_dtype, product)
+        out, lse = _softmax(scores, seen, v, weight_dtype)
         if functors.sink is not None:
             out, lse = _add_sink(out, lse, torch.as_tensor(call(functors.sink, env)).to(compute))
     else:
-        out, lse = _weighted(torch.where(seen, scores, 0.0), v, weight_dtype, product), None
+        out, lse = _weighted(torch.where(seen, scores, 0.0), v, weight_dtype), None
     out = out.transpose(0, 1)
     lse = None if lse is None else lse.T
     for transform in functors.output:
@@ -237,11 +229,7 @@ def _visible(request: Request, functors: Functors, env: Mapping[str, Any]) -> to
 
 
 def _softmax(
-    logits: torch.Tensor,
-    seen: torch.Tensor,
-    v: torch.Tensor,
-    weight_dtype: torch.dtype | None,
-    product: Product | None = None,
+    logits: torch.Tensor, seen: torch.Tensor, v: torch.Tensor, weight_dtype: torch.dtype | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out [H, qo, Dv], lse [H, qo]); a row that sees nothing is (0, -inf)."""
     if logits.shape[-1] == 0:
@@ -251,25 +239,15 @@ def _softmax(
     empty = torch.isneginf(top)
     weights = torch.where(seen, torch.exp(logits - torch.where(empty, 0.0, top)), 0.0)
     total = weights.sum(dim=-1, keepdim=True)
-    out = _weighted(weights, v, weight_dtype, product) / torch.where(empty, 1.0, total)
+    out = _weighted(weights, v, weight_dtype) / torch.where(empty, 1.0, total)
     lse = torch.where(empty, -torch.inf, top + torch.log(torch.where(empty, 1.0, total)))
     return out, lse[..., 0]
 
 
-def _weighted(
-    weights: torch.Tensor, v: torch.Tensor, weight_dtype: torch.dtype | None, product: Product | None = None
-) -> torch.Tensor:
+def _weighted(weights: torch.Tensor, v: torch.Tensor, weight_dtype: torch.dtype | None) -> torch.Tensor:
     if weight_dtype is not None:
         weights = weights.to(weight_dtype).to(v.dtype)
-    return torch.einsum("hqk,khd->hqd", weights, v) if product is None else product(weights, v)
-
-
-def _key_after_key(weights: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The product of weights [H, qo, kv] and v [kv, H, Dv] as a chain of additions."""
-    out = weights.new_zeros(*weights.shape[:2], v.shape[-1])
-    for key in range(v.shape[0]):
-        out.addcmul_(weights[:, :, key, None], v[key, :, None])
-    return out
+    return torch.einsum("hqk,khd->hqd", weights, v)
 
 
 def _add_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

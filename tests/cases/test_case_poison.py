@@ -132,7 +132,7 @@ def test_a_shared_dirty_workspace(runner, dtype):
     """Decode and prefill take turns on one buffer, dirtied before each plan and each launch."""
     heads = Heads.of(4, 2, 64, dtype)
     (decode_qo, decode_kv), (prefill_qo, prefill_kv) = sized(
-        (([1] * 4, [700, 30, 410, 64]), ([300, 2], [300, 500])), (([1] * 3, [150, 30, 64]), ([30, 2], [50, 100]))
+        (([1] * 4, [7000, 30, 410, 64]), ([300, 2], [300, 500])), (([1] * 3, [150, 30, 64]), ([30, 2], [50, 100]))
     )
     decode = runner.place(random_sequences(decode_qo, decode_kv, heads), Placement())
     prefill = runner.place(random_sequences(prefill_qo, prefill_kv, heads, seed=1), Placement())
@@ -147,7 +147,7 @@ def test_a_shared_dirty_workspace(runner, dtype):
         dirty(buffer)
         if turn < planned:  # then the plans stay, and runs alone alternate
             attn.plan(batch.qo_indptr, batch.kv, num_ctas=num_ctas)
-            assert attn.current_plan.merges.entries.shape[0], "nothing is split"
+            assert which or attn.current_plan.merges.entries.shape[0], "decode is not split"
         result = run(attn, batch)
         first[which] = first[which] or result
         assert all(torch.equal(a, b) for a, b in zip(result, first[which], strict=True))

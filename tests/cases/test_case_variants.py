@@ -31,17 +31,18 @@ def test_every_variant_as_the_user_would_write_it(runner, name):
     """The oracle's own functions, given to al.Variant as they are."""
     sequences = random_sequences(QO, KV, Heads.of(4, 2, 32, torch.float32))
     functors = runner.pair(name, sequences).functors
-    variant = al.Variant(use_softmax=functors.use_softmax, params=moved(used(functors, ()), runner.device))
+    here = functors.given(**moved(functors.params, runner.device))  # once: one name is one tensor
+    variant = al.Variant(use_softmax=functors.use_softmax, params=used(here, ()))
     for transform in functors.logits:
-        operands = moved(used(functors, (transform,)), runner.device)
+        operands = used(here, (transform,))
         # without softmax the transform's value is the weight, which composes only with itself
         variant &= al.Variant(logits_transform=transform, use_softmax=functors.use_softmax, params=operands)
     for mask in flatten(functors.mask):
-        variant &= al.Variant(logits_mask=mask, params=moved(used(functors, (mask,)), runner.device))
+        variant &= al.Variant(logits_mask=mask, params=used(here, (mask,)))
     for output in functors.output:
-        variant &= al.Variant(output_transform=output, params=moved(used(functors, (output,)), runner.device))
+        variant &= al.Variant(output_transform=output, params=used(here, (output,)))
     if functors.sink is not None:
-        variant &= al.Variant(sink=functors.sink, params=moved(used(functors, (functors.sink,)), runner.device))
+        variant &= al.Variant(sink=functors.sink, params=used(here, (functors.sink,)))
     check(runner, runner.place(sequences, Placement()), Pair(variant, functors))
 
 

@@ -63,10 +63,19 @@ class Layer(torch.nn.Module):
         return q + self.attn.run(q, k, v)
 
 
+@pytest.fixture
+def integers_vary():
+    """Before torch 2.12 dynamo compiles again for each integer that it meets behind a module: see docs/DESIGN.md."""
+    if torch.__version__ >= (2, 12):
+        yield
+        return
+    with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True):
+        yield
+
+
+@pytest.mark.usefixtures("integers_vary")
 @pytest.mark.parametrize("scope", ["each layer", "the model"])
-def test_engines_inside_modules_are_one_graph_too(runner, scope, monkeypatch):
-    if torch.__version__ < (2, 12):  # it compiles again for each integer that it meets behind a module: see DESIGN.md
-        monkeypatch.setattr(torch._dynamo.config, "allow_unspec_int_on_nn_module", True)
+def test_engines_inside_modules_are_one_graph_too(runner, scope):
     torch._dynamo.reset()
     counters.clear()
     layers = [Layer(attn) for attn in engines(runner, 12, al.variants.causal())]
