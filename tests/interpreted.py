@@ -59,4 +59,4 @@ def split_short_requests(patch: pytest.MonkeyPatch) -> None:
     from attnloom.api import batch
     from attnloom.schedule.cost import CostModel
 
-    patch.setattr(batch, "cost_model", lambda arch: CostModel(fixed=0.1, alpha=0.0, beta=0.01, min_chunk=32))
+    patch.setattr(batch, "cost_model", lambda *_: CostModel(fixed=0.1, alpha=0.0, beta=0.01, min_chunk=32))

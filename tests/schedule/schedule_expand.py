@@ -50,6 +50,7 @@ def cta_loads(part: ClassArrays, cost: CostModel) -> list[float]:
     all_heads = bool((part.items[:, 4] == -1).any()) if len(part.items) else heads > 1
     workers = part.tile.num_ctas // heads if all_heads else part.tile.num_ctas
     loads = []
+    cost = cost.of(part.tile.tile_q)
     for worker in range(workers):
         work = range(int(part.work_indptr[worker]), int(part.work_indptr[worker + 1]))
         price = sum(
@@ -65,6 +66,7 @@ def makespan_bound(part: ClassArrays, cost: CostModel, num_kv_heads: int) -> flo
     for item, fields in enumerate(part.items.tolist()):
         for head in item_heads(part, item, num_kv_heads):
             tiles[(fields[0], fields[1], head)] += kv_tiles(part, item)
+    cost = cost.of(part.tile.tile_q)
     start = cost.fixed + cost.alpha * part.tile.tile_q
     step = cost.beta * part.tile.tile_kv
     total = sum(start + step * n for n in tiles.values())

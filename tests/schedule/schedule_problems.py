@@ -151,17 +151,19 @@ def tile_classes(draw):
     """One to three classes with CTA counts of their own, in any order."""
     tile_qs = draw(st.lists(st.sampled_from([1, 4, 16, 24]), min_size=1, max_size=3, unique=True))
     return tuple(
-        TileClass(t, draw(st.sampled_from([4, 8, 12, 16])), draw(st.integers(1, 40)))
+        TileClass(t, draw(st.sampled_from([4, 8, 12, 16])), draw(st.integers(1, 40)), draw(st.booleans()))
         for t in draw(st.permutations(tile_qs))
     )
 
 
+_numbers = {
+    "fixed": st.sampled_from([0.0, 0.5, 30.0, 1000.0]),
+    "alpha": st.sampled_from([0.0, 0.1]),
+    "beta": st.sampled_from([0.01, 1.0]),
+    "merge_fixed": st.sampled_from([0.0, 5.0, 1e6]),
+    "merge_slot": st.sampled_from([0.0, 0.5]),
+    "min_chunk": st.sampled_from([0, 1, 32]),
+}
 costs = st.builds(
-    CostModel,
-    fixed=st.sampled_from([0.0, 0.5, 30.0, 1000.0]),
-    alpha=st.sampled_from([0.0, 0.1]),
-    beta=st.sampled_from([0.01, 1.0]),
-    merge_fixed=st.sampled_from([0.0, 5.0, 1e6]),
-    merge_slot=st.sampled_from([0.0, 0.5]),
-    min_chunk=st.sampled_from([0, 1, 32]),
+    CostModel, **_numbers, wider=st.none() | st.tuples(st.sampled_from([4, 16]), st.builds(CostModel, **_numbers))
 )

@@ -102,7 +102,7 @@ def test_long_decode_in_both_head_forms(data, num_ctas, heads, planner):
     case = make_case([1] * len(kv_lens), kv_lens, "causal window" if len(kv_lens) == 3 else "full", num_kv_heads=heads)
     cost = data.draw(costs)
     plan = schedule(case.problem, [TileClass(4, 8, num_ctas)], planner=planner, cost=cost)
-    assert plan.classes[0].heads_per_item == heads_per_item(num_ctas, heads)
+    assert plan.classes[0].heads_per_item == heads_per_item(TileClass(4, 8, num_ctas), heads)
     check_pairs(case, plan)
     check_fields(case, plan)
     check_merges(case, plan)
@@ -145,7 +145,8 @@ def test_empty_parts(qo_lens, kv_lens, planner):
     ],
 )
 def test_all_heads_form_where_at_most_a_twentieth_idles(num_ctas, heads, expected):
-    assert heads_per_item(num_ctas, heads) == expected
+    assert heads_per_item(TileClass(16, 64, num_ctas), heads) == expected
+    assert heads_per_item(TileClass(16, 64, num_ctas, every_head=False), heads) == 1
 
 
 @settings(max_examples=100, deadline=None)

@@ -107,7 +107,7 @@ class BatchAttention:
         self._declared = None if maxima is None else Declared(maxima, self.spec, self._program, self.device)
         self._captured: list[Planned] = []
         self._planner = planner
-        self._cost = cost_model(self.target.arch_name)
+        self._cost = cost_model(self.target.arch_name, self._implementation.name)
         self._state: Planned | None = None
         self._why_unplanned = "plan() has not been called"
         self._handle = operator.register(self)

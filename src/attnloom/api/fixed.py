@@ -129,7 +129,7 @@ class FixedBuffers:
     def _whole(self, maxima: Maxima) -> Plan:
         """The Plan of whole buffers, which every launch gets."""
         spec, form = self._spec, self.form
-        heads = [heads_per_item(tile.num_ctas, spec.num_kv_heads) for tile in form.classes]
+        heads = [heads_per_item(tile, spec.num_kv_heads) for tile in form.classes]
         counts = [self.sections[f"schedule {i}"].room for i in range(self._num_sections)]
         classes, merges = class_plans(form.classes, heads, self._schedule_views(counts))
         pages = self._view("pages") if "pages" in self.sections else None

@@ -101,4 +101,5 @@ def panel(part: ClassPlan, work: ItemWork, cost: CostModel) -> Panel:
 def item_cost(tile: TileClass, work: ItemWork, cost: CostModel) -> Floats:
     """Cost of every item: a fixed part, the rows of the tile, and the keys of the kv tiles that it visits."""
     keys = (work.full + work.masked) * tile.tile_kv
-    return cost.fixed + cost.alpha * tile.tile_q + cost.beta * keys.astype(np.float64)
+    one = cost.of(tile.tile_q)
+    return one.fixed + one.alpha * tile.tile_q + one.beta * keys.astype(np.float64)

@@ -80,7 +80,8 @@ def limit_line(facts: Facts) -> str:
 
 def axis_label(facts: Facts) -> str:
     """What the timeline's x means."""
-    cost = facts.cost
+    used = [c.tile.tile_q for c in facts.panels if c.work.group.size]
+    cost = facts.cost.of(min(used, default=1))
     # where and how they were measured takes sentences: the table's footnote has them
     source = "measured constants" if cost.measured else "estimated, not measured"
     apart = ";  each tile class is a launch of its own" if sum(c.items > 0 for c in facts.classes) > 1 else ""

@@ -41,7 +41,7 @@ def most_sections(limits: Limits, classes: Sequence[TileClass]) -> list[int]:
     lengths: list[int] = []
     all_workers = 0
     for tile, tiles in zip(classes, most_tiles(limits, classes), strict=True):
-        heads = heads_per_item(tile.num_ctas, limits.num_kv_heads)
+        heads = heads_per_item(tile, limits.num_kv_heads)
         workers = tile.num_ctas // heads
         items = tiles * (limits.num_kv_heads // heads) + workers
         kv_tiles = -(-limits.longest_kv // tile.tile_kv)

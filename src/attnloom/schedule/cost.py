@@ -1,4 +1,4 @@
-"""What a work item costs, one constant set per target, and what a plan costs each CTA."""
+"""What a work item costs: one constant set per target, or per implementation on it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class CostModel:
     merge_slot   reading one partial state while merging
     min_chunk    keys below which Algorithm 1 does not split
     measured     where the numbers come from; empty: not measured, estimated from the target's data sheet
+    wider        (tile_q, model): classes of at least so many packed rows have constants of their own
     """
 
     fixed: float
@@ -32,6 +33,7 @@ class CostModel:
     merge_slot: float = 0.0
     min_chunk: int = 128
     measured: str = ""
+    wider: tuple[int, CostModel] | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self)[:6]:
@@ -46,7 +48,12 @@ class CostModel:
 
     def item(self, tile_q: int, keys: int) -> float:
         """Microseconds of an item whose non-empty kv tiles hold ``keys`` (whole tiles)."""
-        return self.fixed + self.alpha * tile_q + self.beta * keys
+        one = self.of(tile_q)
+        return one.fixed + one.alpha * tile_q + one.beta * keys
+
+    def of(self, tile_q: int) -> CostModel:
+        """The constants of a tile class."""
+        return self if self.wider is None or tile_q < self.wider[0] else self.wider[1]
 
 
 COSTS: Mapping[str, CostModel] = MappingProxyType(
@@ -63,11 +70,25 @@ COSTS: Mapping[str, CostModel] = MappingProxyType(
         ),
         # Not measured: an SM's share of an H200's memory bandwidth is 33 kB/us, 512 bytes a key in bf16.
         "sm90": CostModel(fixed=1.5, alpha=0.005, beta=0.015, merge_fixed=3.0, merge_slot=0.1, min_chunk=256),
+        # Not measured as a whole: decode reads 512 bytes a key through two CTAs an SM; 128 rows by 128 keys of
+        # 128 dims are 2 us of products on an H200.
+        "gluon_sm90 on sm90": CostModel(
+            fixed=2.0,
+            alpha=0.01,
+            beta=0.031,
+            merge_fixed=4.0,
+            merge_slot=0.1,
+            min_chunk=256,
+            wider=(128, CostModel(fixed=1.5, alpha=0.005, beta=0.016, merge_fixed=6.0, merge_slot=0.4, min_chunk=256)),
+        ),
         "gpu": CostModel(fixed=2.0, alpha=0.01, beta=0.03, merge_fixed=4.0, merge_slot=0.15, min_chunk=256),
     }
 )
 
 
-def cost_model(arch: str) -> CostModel:
-    """The constants of a target's arch ("cpu", "sm90", ...); a GPU without a row of its own takes the row "gpu"."""
-    return COSTS.get(arch, COSTS["gpu"])
+def cost_model(arch: str, implementation: str | None = None) -> CostModel:
+    """The constants of an implementation on a target's arch ("cpu", "sm90", ...).
+
+    One without constants of its own there has the arch's; a GPU without a row takes the row "gpu".
+    """
+    return COSTS.get(f"{implementation} on {arch}") or COSTS.get(arch, COSTS["gpu"])

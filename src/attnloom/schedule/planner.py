@@ -55,11 +55,11 @@ class Problem:
     kv_pos: Ints | None = None
 
 
-def heads_per_item(num_ctas: int, num_kv_heads: int) -> int:
+def heads_per_item(tile: TileClass, num_kv_heads: int) -> int:
     """num_kv_heads where an item stands for every kv head (``kv_head = -1``), 1 where it names its own."""
-    groups = num_ctas // num_kv_heads
-    idle = num_ctas - groups * num_kv_heads
-    return num_kv_heads if groups >= 1 and idle * _IDLE_SHARE <= num_ctas else 1
+    groups = tile.num_ctas // num_kv_heads
+    idle = tile.num_ctas - groups * num_kv_heads
+    return num_kv_heads if tile.every_head and groups >= 1 and idle * _IDLE_SHARE <= tile.num_ctas else 1
 
 
 def schedule(
@@ -116,7 +116,7 @@ def _class_tables(
         raise InvalidArgument(name="classes", given=(), supported="at least one tile class", fix="Pass a TileClass.")
     shapes = np.empty((len(classes), 7), np.int64)
     costs = np.empty((len(classes), 3), np.float64)
-    heads = tuple(heads_per_item(tile.num_ctas, num_kv_heads) for tile in classes)
+    heads = tuple(heads_per_item(tile, num_kv_heads) for tile in classes)
     above = 0
     for c in sorted(range(len(classes)), key=lambda c: classes[c].tile_q):
         tile = classes[c]
@@ -126,8 +126,9 @@ def _class_tables(
         upto = _ANY_ROWS if largest else tile.tile_q
         shapes[c] = (tile.tile_q, tile.tile_kv, tile.num_ctas, above, upto, tile.num_ctas // heads[c], heads[c])
         above = upto
-        unit = cost.beta * tile.tile_kv
-        costs[c] = (cost.item(tile.tile_q, 0) / unit, cost.merge_fixed / unit, cost.merge_slot / unit)
+        one = cost.of(tile.tile_q)
+        unit = one.beta * tile.tile_kv
+        costs[c] = (one.item(tile.tile_q, 0) / unit, one.merge_fixed / unit, one.merge_slot / unit)
     return shapes, costs, heads
 
 

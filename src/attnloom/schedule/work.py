@@ -31,12 +31,14 @@ FINAL_OUTPUT = -1
 class TileClass:
     """A size of tile that an implementation has a kernel for.
 
-    tile_q: packed rows a CTA holds; tile_kv: keys per step; num_ctas: persistent workers of its launch.
+    tile_q: packed rows a CTA holds; tile_kv: keys per step; num_ctas: persistent workers of its launch;
+    every_head: items may stand for every kv head where few CTAs idle for it; False: each names its own.
     """
 
     tile_q: int
     tile_kv: int
     num_ctas: int
+    every_head: bool = True
 
 
 @dataclass(frozen=True)
