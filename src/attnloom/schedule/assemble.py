@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from attnloom.schedule import tiles as t
 from attnloom.schedule.balance import zeros
-from attnloom.schedule.jit import inner
+from attnloom.schedule.jit import inlined, inner
 from attnloom.schedule.split import CTA, FIRST, LAST, UNIT
 from attnloom.schedule.work import (
     ALL_HEADS,
@@ -84,19 +84,19 @@ def places(pieces: Ints, order: Ints, num_ctas: int, out: Out) -> Ints:
     return place
 
 
-@inner
+@inlined
 def seek(out: Out, tile_kv: int, at: Any, kv_tile: int) -> Any:
     """From at = (start of a segment, kv tiles before it) on to the segment with the kv_tile-th non-empty tile."""
     segment, before = at
     while True:
-        held = (out.buffer[segment + 1] - out.buffer[segment] + tile_kv - 1) // tile_kv
+        held = t.divided(out.buffer[segment + 1] - out.buffer[segment] + tile_kv - 1, tile_kv)
         if kv_tile < before + held:
             return segment, before
         before += held
         segment += 3
 
 
-@inner
+@inlined
 def kv_range(out: Out, tile_kv: int, at: Any, first: int, last: int) -> Any:
     """(kv_begin, kv_end, cursor) of kv tiles [first, last); the cursor serves the unit's next piece."""
     segment, before = seek(out, tile_kv, at, first)
@@ -106,19 +106,18 @@ def kv_range(out: Out, tile_kv: int, at: Any, first: int, last: int) -> Any:
     return begin, end, (segment, before)
 
 
-@inner
-def write_item(out: Out, at: int, tile: Any, head: int, slot: int) -> None:
-    """Everything of an item but its kv range."""
+@inlined
+def write_item(out: Out, at: int, tiles: Ints, tile: int, head: int) -> None:
+    """Everything of an item but its kv range and its slot."""
     item = out.items + 8 * at
-    out.buffer[item + REQUEST] = tile[t.REQUEST]
-    out.buffer[item + ROW_START] = tile[t.ROW_START]
-    out.buffer[item + ROW_COUNT] = tile[t.ROW_COUNT]
+    out.buffer[item + REQUEST] = tiles[tile, t.REQUEST]
+    out.buffer[item + ROW_START] = tiles[tile, t.ROW_START]
+    out.buffer[item + ROW_COUNT] = tiles[tile, t.ROW_COUNT]
     out.buffer[item + ROW_MAP] = NO_ROW_MAP
     out.buffer[item + KV_HEAD] = head
-    out.buffer[item + OUT_SLOT] = slot
     segments = out.item_segments + 2 * at
-    out.buffer[segments] = tile[t.SEG_START]
-    out.buffer[segments + 1] = tile[t.SEG_COUNT]
+    out.buffer[segments] = tiles[tile, t.SEG_START]
+    out.buffer[segments + 1] = tiles[tile, t.SEG_COUNT]
 
 
 @inner
@@ -128,23 +127,29 @@ def write_items(out: Out, tiles: Ints, pieces: Ints, place: Ints, units: Units) 
     cursor = (np.int64(0), np.int64(0))
     for p in range(pieces.shape[0]):
         unit = units.ids[pieces[p, UNIT]]
-        tile = tiles[unit // max(units.heads, 1)]
+        tile = unit // units.heads if units.heads else unit
         head = unit % units.heads if units.heads else ALL_HEADS
         first = pieces[p, FIRST]
         last = pieces[p, LAST]
-        partial = last - first < tile[t.KV_TILES]
-        write_item(out, place[p], tile, head, slot if partial else FINAL_OUTPUT)
+        write_item(out, place[p], tiles, tile, head)
+        segments = out.segments + 3 * tiles[tile, t.SEG_START]
+        count = tiles[tile, t.SEG_COUNT]
+        partial = last - first < tiles[tile, t.KV_TILES]
+        begin = np.int64(0)
+        end = np.int64(0)
         if partial:
-            slot += 1
-        if first == 0:
-            cursor = (out.segments + 3 * tile[t.SEG_START], np.int64(0))
-        begin = 0
-        end = 0
-        if last > first:
+            if first == 0:
+                cursor = (segments, np.int64(0))
             begin, end, cursor = kv_range(out, units.tile_kv, cursor, first, last)
+        elif count:
+            begin = np.int64(out.buffer[segments])
+            end = np.int64(out.buffer[segments + 3 * count - 2])
         item = out.items + 8 * place[p]
         out.buffer[item + KV_BEGIN] = begin
         out.buffer[item + KV_END] = end
+        out.buffer[item + OUT_SLOT] = slot if partial else FINAL_OUTPUT
+        if partial:
+            slot += 1
     return slot
 
 

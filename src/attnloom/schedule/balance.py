@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnloom.schedule.jit import inner
+from attnloom.schedule.jit import inlined, inner
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -62,7 +62,7 @@ def longest_first_order(sizes: Ints) -> Ints:
     return order
 
 
-@inner
+@inlined
 def sink_top(loads: Floats, ctas: Ints) -> None:
     """Restore the heap (least load first, equal loads by CTA number) after its top grew."""
     load = loads[0]

@@ -37,6 +37,13 @@ def inner(func: F) -> F:
     return cast(F, numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(func))
 
 
+def inlined(func: F) -> F:
+    """`inner`, put where it is called: for what runs once a tile or a piece, where passing arrays would cost more."""
+    return cast(
+        F, numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)(func)
+    )
+
+
 def _writable_cache() -> Path | None:
     """A folder for this version of the scheduler's sources, or None where the cache cannot be written.
 

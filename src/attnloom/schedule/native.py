@@ -86,7 +86,8 @@ def merge_sections(buffer: Any, sections: Ints, at: int, merges: Any) -> Any:
         sections[first + s, 0] = end
         sections[first + s, 1] = lengths[s]
         end = aligned(end + lengths[s])
-    buffer = t.grown(buffer, at, end)
+    if end > buffer.shape[0]:
+        buffer = t.grown(buffer, at, end)
     copy_in(buffer, sections[first, 0], entries, (0, 5), count)
     buffer[sections[first + 1, 0]] = 0
     copy_in(buffer, sections[first + 1, 0] + 1, entries, (5, 6), count)
@@ -153,7 +154,8 @@ def plan_batch(vectors: Any, bands: Any, shapes: Ints, costs: Any, scalars: Any)
         mine = sections[SECTIONS_PER_CLASS * c :]
         start = end
         end = class_sections(mine, start, num_segments, pieces.shape[0], shape.num_ctas)
-        buffer = t.grown(buffer, start + 3 * num_segments, end)
+        if end > buffer.shape[0]:
+            buffer = t.grown(buffer, start + 3 * num_segments, end)
         out = Out(buffer, start, mine[1, 0], mine[2, 0], mine[3, 0])
         place = places(pieces, order, shape.num_ctas, out)
         new_slots = write_items(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attnloom.schedule.jit import inner
+from attnloom.schedule.jit import inlined, inner
 
 Ints = npt.NDArray[np.int64]
 
@@ -51,7 +51,7 @@ class Shape(NamedTuple):
     rows_upto: int
 
 
-@inner
+@inlined
 def add_run(runs: Ints, count: int, lo: int, hi: int) -> int:
     """Insert [lo, hi) into a list ordered by its first column; returns the new count."""
     at = count
@@ -64,7 +64,7 @@ def add_run(runs: Ints, count: int, lo: int, hi: int) -> int:
     return count + 1
 
 
-@inner
+@inlined
 def unite(runs: Ints, count: int) -> int:
     """Merge the ordered runs that overlap or touch; returns the new count."""
     if count < 2:
@@ -80,49 +80,57 @@ def unite(runs: Ints, count: int) -> int:
     return kept + 1
 
 
-@inner
-def covered(bands: Any, rows: Any, kv_len: int, tile_kv: int, runs: Ints) -> int:
-    """kv tiles that a band touches for q positions rows = (first, last): ordered runs [lo, hi); returns how many."""
+@inlined
+def divided(number: Any, by: Any) -> Any:
+    """The quotient of numbers >= 0, without what signs would cost."""
+    return np.int64(np.float64(number) / np.float64(by))
+
+
+@inlined
+def covered(bands: Any, table: int, rows: Any, limits: Any, runs: Ints) -> int:
+    """kv tiles that a band of a table touches for q positions rows = (first, last); limits = (tile_kv, kv_len).
+
+    Written as ordered runs [lo, hi); returns how many.
+    """
+    tile_kv, kv_len = limits
     count: Any = np.int64(0)  # numba would compile what takes a literal 0 twice
-    for j in range(bands.shape[0]):
-        first = max(rows[0], bands[j, 2])
-        last = min(rows[1], bands[j, 3])
-        if first > last or bands[j, 4] > bands[j, 5]:
+    for j in range(bands.shape[1]):
+        first = max(rows[0], bands[table, j, 2])
+        last = min(rows[1], bands[table, j, 3])
+        if first > last or bands[table, j, 4] > bands[table, j, 5]:
             continue
-        lo = max(0, bands[j, 0], first + bands[j, 4])
-        hi = min(kv_len - 1, bands[j, 1], last + bands[j, 5])
+        lo = max(0, bands[table, j, 0], first + bands[table, j, 4])
+        hi = min(kv_len - 1, bands[table, j, 1], last + bands[table, j, 5])
         if lo <= hi:
-            count = add_run(runs, count, lo // tile_kv, hi // tile_kv + 1)
+            count = add_run(runs, count, divided(lo, tile_kv), divided(hi, tile_kv) + 1)
     return unite(runs, count)
 
 
-@inner
-def touches(bands: Any, rows: Any, lo: int, hi: int) -> bool:
-    """Whether kv positions lo..hi may meet a band for q positions rows = (first, last)."""
-    for j in range(bands.shape[0]):
-        first = max(rows[0], bands[j, 2])
-        last = min(rows[1], bands[j, 3])
-        low = max(lo, bands[j, 0])
-        high = min(hi, bands[j, 1])
-        if first > last or low > high or bands[j, 4] > bands[j, 5]:
+@inlined
+def touches(bands: Any, table: int, rows: Any, lo: int, hi: int) -> bool:
+    """Whether kv positions lo..hi may meet a band of a table for q positions rows = (first, last)."""
+    for j in range(bands.shape[1]):
+        first = max(rows[0], bands[table, j, 2])
+        last = min(rows[1], bands[table, j, 3])
+        low = max(lo, bands[table, j, 0])
+        high = min(hi, bands[table, j, 1])
+        if first > last or low > high or bands[table, j, 4] > bands[table, j, 5]:
             continue
-        if low - last <= bands[j, 5] and high - first >= bands[j, 4]:
+        if low - last <= bands[table, j, 5] and high - first >= bands[table, j, 4]:
             return True
     return False
 
 
 @inner
 def grown(buffer: Any, used: int, size: int) -> Any:
-    """The buffer, or a larger one with its first ``used`` numbers if it is shorter than ``size``."""
-    if size <= buffer.shape[0]:
-        return buffer
+    """A larger buffer than ``size`` with the first ``used`` numbers of this one, which is shorter."""
     larger = np.empty(2 * buffer.shape[0] + size, np.int32)
     for i in range(used):
         larger[i] = buffer[i]
     return larger
 
 
-@inner
+@inlined
 def add_segments(buffer: Any, at: int, pieces: Ints, count: int, limits: Any) -> Any:
     """Write pieces of kv tiles (lo, hi, full) as segments; limits = (tile_kv, kv_len); returns (kv tiles, keys)."""
     tile_kv, kv_len = limits
@@ -139,7 +147,7 @@ def add_segments(buffer: Any, at: int, pieces: Ints, count: int, limits: Any) ->
     return kv_tiles, keys
 
 
-@inner
+@inlined
 def cut_runs(seen: Ints, num_seen: int, masked: Ints, num_masked: int, pieces: Ints) -> int:
     """Cut the seen runs where masked ones begin and end: pieces (lo, hi, full); returns their count."""
     count = 0
@@ -170,15 +178,15 @@ def count_tiles(batch: Batch, shape: Shape) -> int:
     for i in range(batch.kv_len.shape[0]):
         rows = (batch.qo_indptr[i + 1] - batch.qo_indptr[i]) * batch.group_size
         if shape.rows_above < rows <= shape.rows_upto:
-            total += (rows + shape.tile_q - 1) // shape.tile_q
+            total += divided(rows + shape.tile_q - 1, shape.tile_q)
     return total
 
 
-@inner
+@inlined
 def q_range(batch: Batch, mask: Mask, request: int, row: int, rows: int) -> Any:
     """Least and greatest q position of packed rows row..row+rows-1."""
-    first = row // batch.group_size
-    last = (row + rows - 1) // batch.group_size
+    first = divided(row, batch.group_size)
+    last = divided(row + rows - 1, batch.group_size)
     start = batch.qo_indptr[request]
     if not mask.has_q_pos:
         shift = batch.kv_len[request] - (batch.qo_indptr[request + 1] - start)
@@ -207,13 +215,13 @@ def tile_positions(mask: Mask, start: int, kv_len: int, tile_kv: int) -> Ints:
 
 
 @inner
-def walk_tiles(may: Any, not_must: Any, rows: Any, ranges: Ints, pieces: Ints) -> int:
-    """As `cut_runs`, kv tile by kv tile, where kv positions are explicit."""
+def walk_tiles(mask: Mask, tables: Any, rows: Any, ranges: Ints, pieces: Ints) -> int:
+    """As `cut_runs`, kv tile by kv tile, where kv positions are explicit; tables: of may and of not_must."""
     count = 0
     for t in range(ranges.shape[0]):
-        if not touches(may, rows, ranges[t, 0], ranges[t, 1]):
+        if not touches(mask.may, tables[0], rows, ranges[t, 0], ranges[t, 1]):
             continue
-        full = 0 if touches(not_must, rows, ranges[t, 0], ranges[t, 1]) else 1
+        full = 0 if touches(mask.not_must, tables[1], rows, ranges[t, 0], ranges[t, 1]) else 1
         if count and pieces[count - 1, 1] == t and pieces[count - 1, 2] == full:
             pieces[count - 1, 1] = t + 1
         else:
@@ -253,22 +261,23 @@ def find_tiles(batch: Batch, mask: Mask, shape: Shape, buffer: Any, at: int) -> 
         if not shape.rows_above < rows <= shape.rows_upto:
             continue
         kv_len = batch.kv_len[i]
-        may = mask.may[i if mask.may.shape[0] > 1 else 0]
-        not_must = mask.not_must[i if mask.not_must.shape[0] > 1 else 0]
+        tables = (i if mask.may.shape[0] > 1 else 0, i if mask.not_must.shape[0] > 1 else 0)
+        limits = (shape.tile_kv, kv_len)
         if mask.has_kv_pos:
             ranges = tile_positions(mask, batch.kv_start[i], kv_len, shape.tile_kv)
         for row in range(0, rows, shape.tile_q):
             row_count = min(shape.tile_q, rows - row)
             span = q_range(batch, mask, i, row, row_count)
             if mask.has_kv_pos:
-                count = walk_tiles(may, not_must, span, ranges, pieces)
+                count = walk_tiles(mask, tables, span, ranges, pieces)
             else:
-                num_seen = covered(may, span, kv_len, shape.tile_kv, seen)
-                num_masked = covered(not_must, span, kv_len, shape.tile_kv, masked) if num_seen else 0
+                num_seen = covered(mask.may, tables[0], span, limits, seen)
+                num_masked = covered(mask.not_must, tables[1], span, limits, masked) if num_seen else 0
                 count = cut_runs(seen, num_seen, masked, num_masked, pieces)
             end = at + 3 * used
-            buffer = grown(buffer, end, end + 3 * count)
-            kv_tiles, keys = add_segments(buffer, end, pieces, count, (shape.tile_kv, kv_len))
+            if end + 3 * count > buffer.shape[0]:
+                buffer = grown(buffer, end, end + 3 * count)
+            kv_tiles, keys = add_segments(buffer, end, pieces, count, limits)
             tiles[t, REQUEST] = i
             tiles[t, ROW_START] = row
             tiles[t, ROW_COUNT] = row_count
