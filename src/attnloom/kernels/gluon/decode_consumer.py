@@ -1,0 +1,126 @@
+"""The consumer of the decode kernel: one warpgroup that runs the items of a CTA as their tiles arrive."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from attnloom.kernels.gluon.decode_finish import close_rows, finish_rows, write_final, write_partial
+from attnloom.kernels.gluon.decode_producer import next_stage
+from attnloom.kernels.gluon.decode_tile import empty_state, product_layout, visit_tile
+from attnloom.kernels.gluon.functors import packed_rows, row_positions
+from attnloom.kernels.gluon.gather import rows_layout
+from attnloom.kernels.gluon.walk import LAST, published
+from attnloom.kernels.triton.items import read_item, read_request
+
+
+@gluon.jit
+def load_piece(q_tensor, item, q_begin, dim_begin: gl.constexpr, WIDTH: gl.constexpr, cfg: gl.constexpr):
+    """One piece of an item's rows of q, [TILE_Q, WIDTH]; 0 outside of the item and past the head dim."""
+    q_ptr, stride_row, stride_head = q_tensor
+    row_start, row_count, kv_head = item[1], item[2], item[3]
+    wide: gl.constexpr = rows_layout(WIDTH, 8, 4)
+    inside, q_idx, head = packed_rows(row_start, 0, row_count, cfg.TILE_Q, cfg.GROUP, gl.SliceLayout(1, wide))
+    row = (q_begin + q_idx).to(gl.int64)
+    base = q_ptr + row * stride_row + (kv_head * cfg.GROUP + head).to(gl.int64) * stride_head
+    dim = dim_begin + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, wide))
+    return gl.load(base[:, None] + dim[None, :], mask=inside[:, None] & (dim < cfg.DIM_QK)[None, :], other=0.0)
+
+
+@gluon.jit
+def load_queries(q_tensor, item, of_request, cfg: gl.constexpr):
+    """Both pieces of an item's rows of q; a second one that is not there is a scalar."""
+    q0 = load_piece(q_tensor, item, of_request[0], 0, cfg.K0, cfg)
+    q1 = load_piece(q_tensor, item, of_request[0], cfg.K0, cfg.K1, cfg) if cfg.K1 > 0 else gl.to_tensor(0)
+    return q0, q1
+
+
+@gluon.jit
+def attend(
+    st, phase, bufs, bars, limit, rows, kv, kv_pos_ptr, operands, LOGITS: gl.constexpr, MASK: gl.constexpr,
+    cfg: gl.constexpr,
+):  # fmt: skip
+    """The state of an item, and the ring's stage and phase behind its last tile."""
+    q, k_rings, v_rings, tags, p_smem, useful = bufs
+    full, empty = bars
+    acc0, acc1, top, total = empty_state(cfg)
+    going = True
+    while going:
+        mbarrier.wait(full.index(st), phase)
+        tag = published(tags.index(st), 4)
+        acc0, acc1, top, total = visit_tile(
+            (acc0, acc1, top, total),
+            q,
+            (k_rings, v_rings, p_smem, useful),
+            st,
+            tag,
+            limit,
+            rows,
+            kv,
+            kv_pos_ptr,
+            operands,
+            LOGITS,
+            MASK,
+            cfg,
+        )
+        mbarrier.arrive(empty.index(st))
+        st, phase = next_stage(st, phase, cfg.STAGES)
+        going = (tag & LAST) == 0
+    return acc0, acc1, top, total, st, phase
+
+
+@gluon.jit
+def consume(
+    bufs, bars, tensors, where, inputs, LOGITS: gl.constexpr, MASK: gl.constexpr, SINK: gl.constexpr,
+    OUTPUT: gl.constexpr, cfg: gl.constexpr,
+):  # fmt: skip
+    """Items of span (first, behind the last), each read while the one before it runs."""
+    q_tensor, out_tensor, lse_tensor, parts = tensors
+    work, sequences, span, heads_per_item = where
+    positions, operands, sm_scale = inputs
+    items_ptr, item_segments_ptr = work[0], work[1]
+    q_smem = bufs[0]
+    begin, end = span
+    cta = gl.program_id(0)
+    columns: gl.constexpr = gl.SliceLayout(0, product_layout(cfg.TILE_Q))
+    st = 0
+    phase = 0
+    next_item = read_item(items_ptr, item_segments_ptr, begin, begin < end, cta, heads_per_item)
+    next_request = read_request(sequences, next_item[0])
+    q0, q1 = load_queries(q_tensor, next_item, next_request, cfg)
+    for index in range(begin, end):
+        q_smem[0].store(q0)
+        if cfg.K1 > 0:
+            q_smem[1].store(q1)
+        fence_async_shared()
+        item, of_request = next_item, next_request
+        next_item = read_item(items_ptr, item_segments_ptr, index + 1, index + 1 < end, cta, heads_per_item)
+        request, row_start, row_count, kv_head, slot = item[0], item[1], item[2], item[3], item[6]
+        q_begin, qo_len, kv_len = of_request[0], of_request[1], of_request[2]
+        inside, q_idx, head = packed_rows(row_start, 0, row_count, cfg.TILE_Q, cfg.GROUP, columns)
+        q_pos = row_positions(positions[0], q_begin, q_idx, qo_len, kv_len, cfg)
+        qo_head = kv_head * cfg.GROUP + head
+        kv_pos_ptr = positions[1] + gl.load(sequences[1] + request) if cfg.HAS_KV_POS else positions[1]
+        acc0, acc1, top, total, st, phase = attend(
+            st,
+            phase,
+            bufs,
+            bars,
+            item[5],
+            (q_pos, q_idx, qo_head, kv_head, request, qo_len),
+            (kv_len, sm_scale),
+            kv_pos_ptr,
+            operands,
+            LOGITS,
+            MASK,
+            cfg,
+        )
+        next_request = read_request(sequences, next_item[0])
+        q0, q1 = load_queries(q_tensor, next_item, next_request, cfg)
+        acc0, acc1, lse = close_rows(acc0, acc1, top, total, cfg)
+        if slot < 0:
+            row = (q_pos, qo_head, kv_head, request)
+            acc0, acc1, lse = finish_rows(acc0, acc1, lse, row, operands, SINK, OUTPUT, cfg)
+            row = (inside, (q_begin + q_idx).to(gl.int64), qo_head)
+            write_final(acc0, acc1, lse, q_smem, (out_tensor, lse_tensor), item, q_begin, row, cfg)
+        else:
+            write_partial(acc0, acc1, lse, parts, slot, inside, cfg)
