@@ -92,7 +92,7 @@ def test_a_peer_that_fails_is_reported_and_the_others_are_measured():
     text = table.render(record.Report({}, {}, {"absent": "import absent: ImportError: no"}, (done,)))
     for line in (
         "unavailable: absent: import absent: ImportError: no",
-        "failed: dead, decode fp32 page 16, constant_2x40, 4/2 heads: only: RuntimeError: no kernel for this",
+        "failed: dead, " + small().name + ": only: RuntimeError: no kernel for this",
     ):
         assert line in text.splitlines()
 
@@ -123,7 +123,7 @@ def test_a_wrong_result_of_ours_stops_the_case(monkeypatch):
         return dataclasses.replace(prepared, call=lambda: prepared.call().mul_(1.1))
 
     monkeypatch.setattr(engine, "prepare", broken)
-    with pytest.raises(WrongResult, match="AttnLoom: request 0, row 0"):
+    with pytest.raises(WrongResult, match=r"AttnLoom: request 0, of rows \[0\]: 1 of 1 rows differ"):
         measured(small())
 
 

@@ -131,7 +131,8 @@ def test_a_run_in_which_ours_fails_says_so_by_its_status(run_here, monkeypatch, 
     assert status == 1
     assert report.cases[0].message == "RuntimeError: out of memory"
     assert (
-        "failed: decode fp32 page 16, constant_2x40, 4/2 heads: RuntimeError: out of memory" in capsys.readouterr().out
+        "failed: decode fp32 page 16, constant_2x40, 4/2 heads, head_dim 64: RuntimeError: out of memory"
+        in capsys.readouterr().out
     )
     assert not (tmp_path / "out.png").exists()
 

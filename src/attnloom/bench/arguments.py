@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from attnloom.variant import Variant
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+KV_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
 def lengths(text: str) -> tuple[int, ...]:
@@ -55,6 +56,11 @@ def device(text: str) -> str:
     if kind.type not in ("cpu", "cuda") or (kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count()):
         raise argparse.ArgumentTypeError(f"{text!r}: this torch sees the CPU and {torch.cuda.device_count()} GPUs")
     return text
+
+
+def implementation(text: str) -> str | None:
+    """An implementation's name, or None for ``auto``."""
+    return None if text == "auto" else text
 
 
 def positive(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from attnloom.bench.arguments import DTYPES, device, heads, page_size, positive, positive_seconds
+from attnloom.bench.arguments import DTYPES, device, heads, implementation, page_size, positive, positive_seconds
 from attnloom.bench.gpu.presets import GPU_PRESETS
 from attnloom.bench.presets import PRESETS
 from attnloom.bench.timing import MIN_ROUNDS
@@ -18,14 +18,16 @@ examples:
   attnloom bench --workload zipf_16x1024 uniform_16x1024 --mode prefill --page-size ragged
   attnloom bench --preset cpu-figures
   attnloom bench --preset issue-3 --device cuda --peers all --rounds 7 --json out.json --chart out.png
+  attnloom bench --preset issue-4 --device cuda --implementation auto --seconds 500   # or issue-4-decode, ...
 
 Attention is causal; the ratio is the peer's time / AttnLoom's. Planning is not part of it.
 On a CPU: each result is first compared with torch SDPA, within a tolerance derived from torch's own error in a wider
 type. Then both run in interleaved rounds; torch is called request by request on K and V gathered beforehand, at its
 faster memory layout.
-On a GPU: results are compared with attention by hand, and every setting of every peer with AttnLoom's; the quickest
-setting of each peer and AttnLoom run in interleaved rounds with a cold L2, decode as a replayed CUDA graph. Peers that
-are not installed or do not fit are listed with the reason.
+On a GPU: results are compared with attention by hand and with FA2, and every setting of every peer with AttnLoom's;
+the quickest setting of each peer and AttnLoom run in interleaved rounds with a cold L2, decode as a replayed CUDA
+graph. Peers that are not installed or do not fit are listed with the reason. With --seconds, samples are shortened
+where the cases would not fit, down to 3 ms, and then the last cases left out.
 To measure as on a CPU without AVX-512: ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 attnloom bench ...
 """
 
@@ -73,7 +75,9 @@ def _attention_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--head-dim", type=positive, metavar="D", help="default: 128")
     what.add_argument("--preset", choices=(*PRESETS, *GPU_PRESETS), help="instead of these: a fixed list, with targets")
     how = parser.add_argument_group("how")
-    how.add_argument("--implementation", metavar="NAME", help="see `attnloom info`; default: the first that can run")
+    how.add_argument(
+        "--implementation", type=implementation, metavar="NAME", help="see `attnloom info`; default: auto, the first"
+    )
     how.add_argument("--device", type=device, default="cpu", help="default: cpu")
     how.add_argument("--num-ctas", type=positive, metavar="N", help="default: the implementation's own")
     how.add_argument("--threads", type=positive, metavar="N", help="torch threads; default: torch's, a preset's own")

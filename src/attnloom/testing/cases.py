@@ -6,6 +6,7 @@ name                        batch
 ``zipf_16x1024``, ...       a batch of the paper's synthetic workloads, as stored
 ``constant_BxM``            B requests of M tokens (stored or not)
 ``uniform_BxM``             as stored; otherwise ``default_rng(0).integers(M // 2, M + 1, B)``
+``lens_NxM_KxL...``         N requests of M tokens, then K of L, ...
 ``sharegpt_B``              B requests drawn from the ShareGPT lengths; ``azure_B``, ``mooncake_B`` likewise;
                             ``sharegpt_64_seed3`` draws others (seed 0 otherwise)
 ==========================  =============================================================================
@@ -34,6 +35,7 @@ SOURCES = ("sharegpt", "azure", "mooncake")
 
 _PREFILL_CHUNK = 512
 _SYNTHETIC = re.compile(r"(constant|uniform)_([1-9]\d*)x([1-9]\d*)")
+_LISTED = re.compile(r"lens((?:_[1-9]\d*x[1-9]\d*)+)")
 _DRAWN = re.compile(r"(sharegpt|azure|mooncake)_([1-9]\d*)(?:_seed(\d+))?")
 
 
@@ -104,12 +106,16 @@ def workload(name: str) -> Workload:
     if found := _SYNTHETIC.fullmatch(name):
         lens = _synthetic(found[1], int(found[2]), int(found[3]))
         return Workload(name, lens, lens)
+    if found := _LISTED.fullmatch(name):
+        parts = (part.split("x") for part in found[1].strip("_").split("_"))
+        lens = tuple(int(length) for count, length in parts for _ in range(int(count)))
+        return Workload(name, lens, lens)
     if found := _DRAWN.fullmatch(name):
         return _draw(name, found[1], int(found[2]), int(found[3] or 0))
     raise InvalidArgument(
         name="workload",
         given=name,
-        supported=f"{', '.join(stored_names())}, constant_BxM, uniform_BxM, "
+        supported=f"{', '.join(stored_names())}, constant_BxM, uniform_BxM, lens_NxM_KxL, "
         + ", ".join(f"{source}_B[_seedS]" for source in SOURCES),
         fix="B is the number of requests, M the tokens of one.",
     )

@@ -21,8 +21,9 @@ from attnloom.bench.gpu.clock import CudaClock
 from attnloom.bench.gpu.measure import Bench, WrongResult
 from attnloom.bench.gpu.peer import Peer
 from attnloom.bench.gpu.peers import all_peers
-from attnloom.bench.gpu.record import FAILED, NOT_RUN, CaseRecord, Report
-from attnloom.errors import InvalidArgument, MissingDependency
+from attnloom.bench.gpu.record import FAILED, NOT_RUN, UNSUPPORTED, WRONG, CaseRecord, Report
+from attnloom.bench.gpu.verdicts import unmeasured
+from attnloom.errors import InvalidArgument, MissingDependency, NotYetSupported, UnsupportedSpec
 
 FAILED_CASE = 1
 
@@ -60,6 +61,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         self._begin, self._longest = self.clock(), 0.0
+        self.cases_left = 1
 
     @property
     def spent(self) -> float:
@@ -70,13 +72,17 @@ class Budget:
         """Whether a case as long as the longest so far still fits."""
         return self.seconds is None or self.spent + self._longest <= self.seconds
 
+    def share(self) -> float | None:
+        """Seconds that each of the cases left may take on average, or None without a limit."""
+        return None if self.seconds is None else max(0.0, self.seconds - self.spent) / max(1, self.cases_left)
+
     def note(self, seconds: float) -> None:
         """A case took that long."""
         self._longest = max(self._longest, seconds)
 
 
 def run(args: argparse.Namespace, cases: Sequence[GpuCase]) -> int:
-    """Exit status: 0, or 1 when AttnLoom failed in a case (then nothing of that case is timed)."""
+    """Exit status: 0, or 1 when AttnLoom failed or was wrong in a case (then nothing of that case is timed)."""
     budget = Budget(args.seconds)
     index = torch.device(args.device).index
     device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
@@ -90,19 +96,28 @@ def run(args: argparse.Namespace, cases: Sequence[GpuCase]) -> int:
     print(", ".join(f"{name} {value}" for name, value in report.machine.items()), flush=True)
     path = args.json or args.output_dir / f"{args.preset or 'gpu'}.json"
     bench = Bench(CudaClock(device), peers, missing, args.rounds)
+    bench.allowance = budget.share
     try:
         for done in measure_all(bench.measure, cases, budget):
             report = replace(report, cases=(*report.cases, done))
             record.write(path, report)
     finally:  # what an interrupted run has measured is shown too
         finish(report, path, args.chart or path.with_suffix(".png"))
-    return FAILED_CASE if any(done.status == FAILED for done in report.cases) else 0
+    return FAILED_CASE if any(map(_failed, report.cases)) else 0
+
+
+def _failed(done: CaseRecord) -> bool:
+    """AttnLoom failed or was wrong, in the case itself or beside it."""
+    return done.status in (FAILED, WRONG) or any(entry.status == WRONG for entry in done.entries)
 
 
 def measure_all(measure: Callable[[GpuCase], CaseRecord], cases: Sequence[GpuCase], budget: Budget) -> Any:
     """Yield a record for each case, also for those that failed or for which the time is up."""
     for i, case in enumerate(cases):
-        print(f"[{i + 1}/{len(cases)}, {budget.spent:.0f} s] {case.name}", end=" ... ", file=sys.stderr, flush=True)
+        budget.cases_left = len(cases) - i
+        section = f"{case.section}: " if case.section else ""
+        where = f"[{i + 1}/{len(cases)}, {budget.spent:.0f} s]"
+        print(f"{where} {section}{case.name}", end=" ... ", file=sys.stderr, flush=True)
         if not budget.allows_another():
             done = _empty(case, NOT_RUN, f"the budget of {budget.seconds:g} s would not have sufficed")
         else:
@@ -116,7 +131,9 @@ def _measure(measure: Callable[[GpuCase], CaseRecord], case: GpuCase, budget: Bu
     try:
         return measure(case)
     except WrongResult as error:
-        return _empty(case, FAILED, f"WRONG RESULT: {error}")
+        return _empty(case, WRONG, str(error))
+    except (UnsupportedSpec, NotYetSupported) as error:
+        return _empty(case, UNSUPPORTED, " ".join(str(error).split()))
     except Exception as error:  # noqa: BLE001  # the other cases still run; the status says that this one failed
         return _empty(case, FAILED, f"{type(error).__name__}: {error}")
     finally:
@@ -127,8 +144,9 @@ def _measure(measure: Callable[[GpuCase], CaseRecord], case: GpuCase, budget: Bu
 
 
 def _empty(case: GpuCase, status: str, message: str) -> CaseRecord:
-    verdicts = tuple(record.Verdict(target.peers, target.at_least) for target in case.targets)
-    return CaseRecord(case.name, asdict(case.case), status, message, verdicts=verdicts)
+    reason = status if status == WRONG else f"{status}: {message}"
+    verdicts = tuple(unmeasured(target, reason) for target in case.targets)
+    return CaseRecord(case.name, asdict(case.case), status, message, verdicts=verdicts, section=case.section)
 
 
 def progress(done: CaseRecord) -> str:
@@ -136,7 +154,11 @@ def progress(done: CaseRecord) -> str:
     if done.status != record.MEASURED:
         return f"{done.status}: {done.message}"
     ratios = [f"{entry.ratio(done.ours).median:.2f} x {entry.id}" for entry in done.peers if entry.seconds]
-    failed = [f"{entry.id} failed: {entry.message}" for entry in done.peers if entry.status == FAILED]
+    failed = [
+        f"{entry.id} {entry.status}: {entry.message}"
+        for entry in done.peers
+        if entry.status in (FAILED, WRONG, UNSUPPORTED)
+    ]
     return ", ".join(ratios or ["no peer"]) + f" ({done.wall_seconds:.1f} s)" + "".join(f"\n    {f}" for f in failed)
 
 
@@ -149,7 +171,7 @@ def build(peers: Sequence[Peer], cases: Sequence[GpuCase]) -> None:
     begin = time.perf_counter()
     try:
         for peer in peers:
-            if (job := peer.build(cases)) is not None:
+            if (job := peer.build([case for case in cases if case.wants(peer.id)])) is not None:
                 jobs.setdefault(job.compile, []).extend(job.modules)
         for compile_all, modules in jobs.items():
             compile_all(modules)
@@ -179,7 +201,10 @@ def protocol(rounds: int) -> dict[str, Any]:
         "ratio": "peer's time / AttnLoom's in the same round; median and quartiles over rounds",
         "L2": "512 MiB are written before each timed call, outside the timed part",
         "prefill": "one eager call between two events",
-        "decode": "one replay of a CUDA graph of one call between two events, for AttnLoom and peers alike",
+        "decode": "one replay of a CUDA graph of one call between two events, for AttnLoom and peers alike; so are "
+        "appends and mixed batches",
+        "checks": "AttnLoom's rows by hand in fp32, some of every request, and all beside FA2 where it takes them",
+        "geomean": "of the cells' median ratios",
         "plan": "not part of any time; its own median on the host stands beside",
         "bytes": "K and V; q and out too where a request has more than one query row",
         "flops": "4 * head_dim * visible pairs * query heads",

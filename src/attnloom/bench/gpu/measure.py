@@ -1,4 +1,4 @@
-"""Time one case: ours is checked by hand, each setting of each peer against ours; the quickest meet in rounds."""
+"""Time one case: ours is checked first, each setting of each peer against ours; the quickest meet in rounds."""
 
 from __future__ import annotations
 
@@ -11,16 +11,30 @@ from typing import Any
 
 import torch
 
-from attnloom.bench.gpu import engine
-from attnloom.bench.gpu.case import GpuCase, Target
+from attnloom.bench.gpu import engine, whole
+from attnloom.bench.gpu.case import GpuCase
 from attnloom.bench.gpu.clock import Call, Clock, reads
 from attnloom.bench.gpu.inputs import DeviceBatch
+from attnloom.bench.gpu.own import Own
 from attnloom.bench.gpu.peer import Peer, Prepared, Setting
-from attnloom.bench.gpu.record import FAILED, MEASURED, OURS, UNAVAILABLE, UNFIT, CaseRecord, Entry, Verdict
-from attnloom.bench.gpu.rounds import interleave, trial
+from attnloom.bench.gpu.record import (
+    FAILED,
+    MEASURED,
+    OURS,
+    UNAVAILABLE,
+    UNFIT,
+    UNSUPPORTED,
+    WRONG,
+    CaseRecord,
+    Entry,
+)
+from attnloom.bench.gpu.rounds import interleave, sample_seconds, trial
+from attnloom.bench.gpu.verdicts import verdict
+from attnloom.errors import NotYetSupported, UnsupportedSpec
 
 _PLANS = 12
 _READ = "read: "
+_WRONG = "wrong result"
 
 
 class WrongResult(Exception):
@@ -42,24 +56,27 @@ class Bench:
 
     def __init__(self, clock: Clock, peers: Sequence[Peer], missing: Mapping[str, str], rounds: int) -> None:
         self._clock, self._peers, self._missing, self._rounds = clock, peers, missing, rounds
+        self.allowance: Callable[[], float | None] = _unlimited
+        """Seconds that the case about to be measured may take, or None."""
 
     @torch.no_grad()
     def measure(self, gpu_case: GpuCase) -> CaseRecord:
         """One case. Raises WrongResult, or what AttnLoom raised; a peer's failure stands in its entry."""
-        begin = time.perf_counter()
+        begin, allowed = time.perf_counter(), self.allowance()
         batch = DeviceBatch(gpu_case)
         prepared = engine.prepare(batch)
         expected = prepared.rows(prepared.call())
-        if (reason := engine.wrong_rows(batch, expected)) is not None:
+        if (reason := whole.wrong(batch, expected)) is not None:
             raise WrongResult(f"AttnLoom: {reason}")
         call = self._timed(gpu_case, prepared, expected.clone())
         runnables = {OURS: Runnable(f"implementation {prepared.label}", call, prepared, {})}
         entries = {OURS: Entry(OURS, "AttnLoom", MEASURED)}
-        for peer in self._peers:
+        for peer in (*(Own(beside) for beside in gpu_case.beside), *self._peers):
             entries[peer.id], found = self._enter(peer, batch, expected)
             if found is not None:
                 runnables[peer.id] = found
-        seconds = self._rounds_of(gpu_case, batch, runnables)
+        left = None if allowed is None else allowed - (time.perf_counter() - begin)
+        seconds = self._rounds_of(gpu_case, batch.device, runnables, left)
         filled = tuple(self._fill(entry, runnables.get(name), seconds) for name, entry in entries.items())
         record = _record(gpu_case, filled, seconds)
         del runnables, prepared, call, batch, expected
@@ -71,6 +88,8 @@ class Bench:
         entry = Entry(peer.id, peer.engine, MEASURED)
         if peer.id in self._missing:
             return replace(entry, status=UNAVAILABLE, message=self._missing[peer.id]), None
+        if not isinstance(peer, Own) and not batch.gpu_case.wants(peer.id):
+            return replace(entry, status=UNFIT, message="not asked for in this case"), None
         if (reason := peer.unfit_reason(batch.gpu_case)) is not None:
             return replace(entry, status=UNFIT, message=reason), None
         try:
@@ -85,46 +104,56 @@ class Bench:
             if runnable is not None and (best is None or outcome == min(_numbers(tried))):
                 best = runnable
         if best is None:
-            message = "; ".join(f"{name}: {outcome}" for name, outcome in tried.items())
-            return replace(entry, status=FAILED, message=message or "no setting to try", tried=tried), None
+            message = "; ".join(f"{name}: {outcome}".removeprefix(": ") for name, outcome in tried.items())
+            status = _own_status(message) if isinstance(peer, Own) else FAILED
+            return replace(entry, status=status, message=message or "no setting to try", tried=tried), None
         return entry, replace(best, tried=tried)
 
     def _try(self, setting: Setting, batch: DeviceBatch, expected: torch.Tensor) -> tuple[float | str, Runnable | None]:
         """Seconds of a short sample, or what went wrong."""
         try:
             prepared = setting.prepare()
-            if (reason := engine.differs(prepared.rows(prepared.call()), expected)) is not None:
-                return f"wrong result: {reason}", None
+            if (reason := _check(prepared, prepared.call(), expected)) is not None:
+                return f"{_WRONG}: {reason}", None
             call = self._timed(batch.gpu_case, prepared, expected)
-            return trial(call, self._clock.sample), Runnable(setting.name, call, prepared, {})
+            name = setting.name or f"implementation {prepared.label}"
+            return trial(call, self._clock.sample), Runnable(name, call, prepared, {})
+        except WrongResult as error:
+            return f"{_WRONG}: {error}", None
+        except (UnsupportedSpec, NotYetSupported) as error:
+            return f"{UNSUPPORTED}: {_words(error)}", None
         except Exception as error:  # noqa: BLE001  # as above
             return _words(error), None
 
     def _timed(self, gpu_case: GpuCase, prepared: Prepared, expected: torch.Tensor) -> Call:
-        """The call itself, or for decode a graph of it, whose replay must write the same once more."""
-        if not gpu_case.decodes:
+        """The call itself, or a graph of it, whose replay must write the same once more."""
+        if not gpu_case.replayed:
             return prepared.call
         replay, result = self._clock.capture(prepared.call)
-        result.fill_(torch.nan)
+        for written in result if isinstance(result, list) else [result]:
+            written.fill_(torch.nan)
         replay()
-        if (reason := engine.differs(prepared.rows(result), expected)) is not None:
+        if (reason := _check(prepared, result, expected)) is not None:
             raise WrongResult(f"replayed as a graph: {reason}")
         return replay
 
     def _rounds_of(
-        self, gpu_case: GpuCase, batch: DeviceBatch, runnables: Mapping[str, Runnable]
+        self, gpu_case: GpuCase, device: torch.device, runnables: Mapping[str, Runnable], left: float | None
     ) -> dict[str, tuple[float, ...]]:
-        """Seconds a round of every contender and of the plain reads."""
-        plain = {_READ + name: call for name, call in reads(gpu_case.counted_bytes, batch.device).items()}
+        """Seconds a round of every contender and of the plain reads; left: seconds that they may take together."""
+        plain = {_READ + name: call for name, call in reads(gpu_case.counted_bytes, device).items()}
         calls = {name: runnable.call for name, runnable in runnables.items()} | plain
-        return interleave(calls, self._rounds, self._clock.sample)
+        per_sample = sample_seconds(left, self._rounds * len(calls))
+        return interleave(calls, self._rounds, self._clock.sample, per_sample)
 
     def _fill(self, entry: Entry, runnable: Runnable | None, seconds: Mapping[str, tuple[float, ...]]) -> Entry:
         if runnable is None:
             return entry
-        plan = runnable.prepared.plan
+        plan, work = runnable.prepared.plan, runnable.prepared.work
         return replace(
             entry,
+            counted_bytes=None if work is None else work.counted_bytes,
+            flops=None if work is None else work.case.flops,
             setting=runnable.setting,
             tried=runnable.tried,
             seconds=seconds[entry.id],
@@ -157,18 +186,26 @@ def _record(gpu_case: GpuCase, entries: tuple[Entry, ...], seconds: Mapping[str,
         read_seconds=read_seconds,
         roofline_seconds=gpu_case.roofline(rate),
         entries=entries,
-        verdicts=tuple(verdict(target, entries) for target in gpu_case.targets),
+        verdicts=tuple(verdict(target, entries, read_seconds) for target in gpu_case.targets),
+        section=gpu_case.section,
     )
 
 
-def verdict(target: Target, entries: Sequence[Entry]) -> Verdict:
-    """The ratio to the quickest measured peer that the target names."""
-    ours = next((e for e in entries if e.id == OURS and e.seconds), None)
-    named = [e for e in entries if target.names(e.id) and e.seconds]
-    if ours is None or not named:
-        return Verdict(target.peers, target.at_least)
-    quickest = min(named, key=lambda e: e.time.median)
-    return Verdict(target.peers, target.at_least, quickest.id, quickest.ratio(ours))
+def _check(prepared: Prepared, result: Any, expected: torch.Tensor) -> str | None:
+    """What is wrong with a contender's result, or None."""
+    rows = prepared.rows(result)
+    return engine.differs(rows, expected) if prepared.check is None else prepared.check(rows)
+
+
+def _own_status(message: str) -> str:
+    """Of AttnLoom on another case: a wrong result and what it does not do yet are told from other failures."""
+    if _WRONG in message:
+        return WRONG
+    return UNSUPPORTED if message.startswith(UNSUPPORTED) else FAILED
+
+
+def _unlimited() -> None:
+    return None
 
 
 def _numbers(tried: Mapping[str, float | str]) -> list[float]:

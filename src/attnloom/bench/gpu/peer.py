@@ -19,13 +19,16 @@ class Prepared:
     """A setting ready to run.
 
     call: one run on tensors made beforehand, nothing else in it; rows: its result as ``[total_q, H_qo, D]``;
-    plan: what has to be done once a step before it, if anything; label: what it turned out to be.
+    plan: what has to be done once a step before it, if anything; label: what it turned out to be; check: what is
+    wrong with the result, or None, where it is another one than AttnLoom's in this case; work: then its case.
     """
 
     call: Callable[[], Any]
     rows: Callable[[Any], torch.Tensor]
     plan: Callable[[], object] | None = None
     label: str = ""
+    check: Callable[[torch.Tensor], str | None] | None = None
+    work: GpuCase | None = None
 
 
 @dataclass(frozen=True)

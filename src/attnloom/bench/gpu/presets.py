@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from attnloom.bench.case import Case
+from attnloom.bench.gpu import issue4
 from attnloom.bench.gpu.case import GpuCase, Target
 
 _PREFILL_CONSTANT = ("constant_16x1024", "constant_8x2048", "constant_4x4096", "constant_2x8192", "constant_1x16384")
@@ -50,5 +51,5 @@ def _case(workload: str, mode: str, targets: tuple[Target, ...], *, kv_heads: in
 
 
 GPU_PRESETS: Mapping[str, Callable[[], tuple[GpuCase, ...]]] = MappingProxyType(
-    {"gpu-prefill": prefill, "gpu-decode": decode, "issue-3": figures}
+    {"gpu-prefill": prefill, "gpu-decode": decode, "issue-3": figures, **issue4.PRESETS}
 )

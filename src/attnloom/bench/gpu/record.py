@@ -11,19 +11,22 @@ from typing import Any
 from attnloom.bench.timing import Spread, spread
 from attnloom.errors import InvalidArgument
 
-SCHEMA = "attnloom-bench-gpu/1"
+SCHEMA = "attnloom-bench-gpu/2"
 OURS = "attnloom"
 
 MEASURED, FAILED, UNAVAILABLE, UNFIT, NOT_RUN = "measured", "failed", "unavailable", "not for it", "not run"
+WRONG, UNSUPPORTED = "WRONG", "unsupported"
 
 
 @dataclass(frozen=True)
 class Entry:
     """One contender in one case.
 
-    status: MEASURED, FAILED (message says how), UNAVAILABLE on this machine or UNFIT for the case (message: why);
+    status: MEASURED, FAILED (message says how), UNAVAILABLE on this machine, UNFIT for the case, WRONG (its result) or
+    UNSUPPORTED by this version of AttnLoom (message: why);
     setting: the quickest of `tried`, whose values are seconds or what went wrong; seconds: per call, one entry a
-    round; host_seconds: to issue one call; plan_seconds: its plan, None where it has none.
+    round; host_seconds: to issue one call; plan_seconds: its plan, None where it has none; counted_bytes, flops: of
+    its own work, None where that is the case's.
     """
 
     id: str
@@ -35,6 +38,8 @@ class Entry:
     seconds: tuple[float, ...] = ()
     host_seconds: float | None = None
     plan_seconds: float | None = None
+    counted_bytes: int | None = None
+    flops: int | None = None
 
     @property
     def time(self) -> Spread:
@@ -48,12 +53,19 @@ class Entry:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target and what was reached: ratio to the quickest of its peers; met is None where none was measured."""
+    """A target and what was reached: ratio to the quickest of its peers; met is None where none was measured.
+
+    label, subject, geomean: as of the target; reason: why there is no ratio.
+    """
 
     peers: tuple[str, ...]
     at_least: float
     against: str = ""
     ratio: Spread | None = None
+    label: str = ""
+    subject: str = OURS
+    geomean: float | None = None
+    reason: str = ""
 
     @property
     def met(self) -> bool | None:
@@ -63,7 +75,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class CaseRecord:
-    """One case. status: MEASURED, FAILED (ours was wrong or raised) or NOT_RUN; entries: ours first."""
+    """One case. status: MEASURED, WRONG (our result), FAILED (ours raised), UNSUPPORTED or NOT_RUN.
+
+    entries: ours first; section: the part of the run that it belongs to.
+    """
 
     name: str
     case: Mapping[str, Any]
@@ -76,6 +91,7 @@ class CaseRecord:
     wall_seconds: float = 0.0
     entries: tuple[Entry, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
+    section: str = ""
 
     @property
     def decodes(self) -> bool:
@@ -91,6 +107,14 @@ class CaseRecord:
     def peers(self) -> tuple[Entry, ...]:
         """All other entries."""
         return tuple(entry for entry in self.entries if entry.id != OURS)
+
+    def bytes_of(self, entry: Entry) -> int:
+        """What the entry reads, and writes where the case counts that."""
+        return self.counted_bytes if entry.counted_bytes is None else entry.counted_bytes
+
+    def flops_of(self, entry: Entry) -> int:
+        """Floating point operations of the entry."""
+        return self.flops if entry.flops is None else entry.flops
 
     @property
     def read_bytes_per_second(self) -> float:
@@ -125,8 +149,8 @@ def _add_derived(record: CaseRecord, plain: dict[str, Any]) -> None:
         if entry.status == MEASURED:
             median = entry.time.median
             each["ratio"] = asdict(entry.ratio(record.ours))
-            each["bytes_per_second"] = record.counted_bytes / median
-            each["flops_per_second"] = record.flops / median
+            each["bytes_per_second"] = record.bytes_of(entry) / median
+            each["flops_per_second"] = record.flops_of(entry) / median
 
 
 def from_json(text: str, source: str) -> Report:
@@ -161,7 +185,8 @@ def _entry(plain: Mapping[str, Any]) -> Entry:
 
 def _verdict(plain: Mapping[str, Any]) -> Verdict:
     ratio = None if plain["ratio"] is None else Spread(**plain["ratio"])
-    return Verdict(tuple(plain["peers"]), plain["at_least"], plain["against"], ratio)
+    known = {name: plain[name] for name in Verdict.__dataclass_fields__}
+    return Verdict(**{**known, "peers": tuple(plain["peers"]), "ratio": ratio})
 
 
 def write(path: Path, report: Report) -> None:

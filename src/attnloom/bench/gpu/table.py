@@ -1,11 +1,12 @@
-"""A report as text: targets first, then every ratio, then figures and what was not measured and why."""
+"""A report as text: figures and targets first, then every ratio, then the work, what was not measured and why."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
-from attnloom.bench.gpu.record import MEASURED, UNFIT, CaseRecord, Entry, Report
+from attnloom.bench.gpu import summary
+from attnloom.bench.gpu.record import MEASURED, OURS, UNFIT, WRONG, CaseRecord, Entry, Report
 from attnloom.bench.timing import Spread
 from attnloom.explain.text import columns, duration, percent, si
 
@@ -15,8 +16,15 @@ _VERDICT = {True: "met", False: "MISSED", None: "not measured"}
 
 def render(report: Report) -> str:
     """Every part that has something to show."""
-    parts = [_targets(report.cases), _ratios(report.cases), _work(report.cases), _not_measured(report)]
+    cases = _by_section(report.cases)
+    parts = [summary.render(cases), _targets(cases), _ratios(cases), _work(cases), _not_measured(report)]
     return "\n\n".join(part for part in parts if part)
+
+
+def _by_section(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
+    """In the order in which the sections began."""
+    order = list(dict.fromkeys(record.section for record in cases))
+    return sorted(cases, key=lambda record: order.index(record.section))
 
 
 def _targets(cases: Sequence[CaseRecord]) -> str:
@@ -25,12 +33,13 @@ def _targets(cases: Sequence[CaseRecord]) -> str:
     for record in cases:
         for verdict in record.verdicts:
             asked = " | ".join(verdict.peers)
+            subject = "" if verdict.subject == OURS else f"{verdict.subject} "
             rows.append(
                 [
-                    f"{record.name} / {asked}",
+                    f"{record.name}, {subject}/ {asked}" if subject else f"{record.name} / {asked}",
                     *_spread(verdict.ratio),
                     f"{verdict.at_least:.2f}",
-                    _VERDICT[verdict.met],
+                    WRONG if WRONG in verdict.reason else _VERDICT[verdict.met],
                     verdict.against,
                 ]
             )
@@ -57,8 +66,8 @@ def _figures(record: CaseRecord, entry: Entry) -> list[str]:
     median, plan = entry.time.median, entry.plan_seconds
     return [
         duration(median),
-        f"{record.counted_bytes / median / 1e12:.2f}",
-        f"{record.flops / median / 1e12:.0f}",
+        f"{record.bytes_of(entry) / median / 1e12:.2f}",
+        f"{record.flops_of(entry) / median / 1e12:.0f}",
         "" if plan is None else duration(plan),
         "" if plan is None else duration(plan / LAYERS + median),
         entry.setting,

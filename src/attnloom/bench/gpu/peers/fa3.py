@@ -46,7 +46,7 @@ class FA3(Peer):
         decodes = batch.gpu_case.decodes
         found = []
         for pack_gqa, num_splits in itertools.product((None, True, False), (0, 1) if decodes else (1,)):
-            options = {"causal": not decodes, "pack_gqa": pack_gqa, "num_splits": num_splits}
+            options = {"causal": batch.case.causal and not decodes, "pack_gqa": pack_gqa, "num_splits": num_splits}
             words = f"pack_gqa {pack_gqa}, num_splits {num_splits}"
             found.append(Setting(f"varlen, {words}", functools.partial(_varlen, batch, options)))
             if decodes and _padding(batch) <= _MOST_PADDING:

@@ -51,7 +51,7 @@ def _options(batch: DeviceBatch) -> dict[str, Any]:
         "num_qo_heads": batch.case.heads[0],
         "num_kv_heads": batch.case.heads[1],
         "head_dim_qk": batch.case.head_dim,
-        "causal": True,
+        "causal": batch.case.causal,
         "q_data_type": batch.dtype,
         "kv_data_type": batch.dtype,
     }

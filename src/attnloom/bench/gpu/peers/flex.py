@@ -25,6 +25,8 @@ class Flex(Peer):
 
     def unfit_reason(self, gpu_case: GpuCase) -> str | None:
         """See Peer."""
+        if not gpu_case.case.causal:
+            return "measured with a causal mask only"
         lengths = gpu_case.case.lengths
         return None if lengths.qo == lengths.kv else "measured on whole prompts only"
 

@@ -32,7 +32,7 @@ class TorchFA2(Peer):
 
     def settings(self, batch: DeviceBatch) -> Sequence[Setting]:
         """See Peer."""
-        found = [Setting("operator, cumulative lengths", lambda: _varlen(batch))]
+        found = [Setting("operator, cumulative lengths", lambda: varlen(batch))]
         if batch.is_constant:
             found += [
                 Setting("sdpa, enable_gqa", lambda: sdpa(batch, SDPBackend.FLASH_ATTENTION, expand=False)),
@@ -59,7 +59,7 @@ def sdpa(batch: DeviceBatch, backend: SDPBackend, *, expand: bool) -> Prepared:
     q, k, v = (x.transpose(1, 2) for x in batch.stacked())
     if expand:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    options: dict[str, Any] = {"is_causal": not batch.gpu_case.decodes, "enable_gqa": not expand}
+    options: dict[str, Any] = {"is_causal": batch.case.causal and not batch.gpu_case.decodes, "enable_gqa": not expand}
 
     def call() -> torch.Tensor:
         with sdpa_kernel(backend):
@@ -68,11 +68,12 @@ def sdpa(batch: DeviceBatch, backend: SDPBackend, *, expand: bool) -> Prepared:
     return Prepared(call, lambda out: out.transpose(1, 2).flatten(0, 1))
 
 
-def _varlen(batch: DeviceBatch) -> Prepared:
+def varlen(batch: DeviceBatch) -> Prepared:
+    """The operator on packed tensors and cumulative lengths."""
     k, v = batch.contiguous
     cumulative = [x.to(batch.device) for x in (batch.qo_indptr, batch.token_indptr)]
     arguments = (
         *(batch.q, k, v, *cumulative, max(batch.qo_lens), max(batch.kv_lens)),
-        *(0.0, not batch.gpu_case.decodes, False),  # dropout, causal, return_debug_mask
+        *(0.0, batch.case.causal and not batch.gpu_case.decodes, False),  # dropout, causal, return_debug_mask
     )
     return Prepared(lambda: torch.ops.aten._flash_attention_forward(*arguments)[0], same)
