@@ -84,7 +84,7 @@ def places(pieces: Ints, order: Ints, num_ctas: int, out: Out) -> Ints:
     return place
 
 
-@inlined
+@inner
 def seek(out: Out, tile_kv: int, at: Any, kv_tile: int) -> Any:
     """From at = (start of a segment, kv tiles before it) on to the segment with the kv_tile-th non-empty tile."""
     segment, before = at
@@ -96,7 +96,7 @@ def seek(out: Out, tile_kv: int, at: Any, kv_tile: int) -> Any:
         segment += 3
 
 
-@inlined
+@inner
 def kv_range(out: Out, tile_kv: int, at: Any, first: int, last: int) -> Any:
     """(kv_begin, kv_end, cursor) of kv tiles [first, last); the cursor serves the unit's next piece."""
     segment, before = seek(out, tile_kv, at, first)

@@ -106,7 +106,7 @@ def covered(bands: Any, table: int, rows: Any, limits: Any, runs: Ints) -> int:
     return unite(runs, count)
 
 
-@inlined
+@inner
 def touches(bands: Any, table: int, rows: Any, lo: int, hi: int) -> bool:
     """Whether kv positions lo..hi may meet a band of a table for q positions rows = (first, last)."""
     for j in range(bands.shape[1]):
