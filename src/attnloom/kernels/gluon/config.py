@@ -8,6 +8,7 @@ class GluonConfig:
     """What is fixed when a Hopper kernel is compiled.
 
     TILE_Q, TILE_KV, STAGES   packed rows of a CTA, keys of a step, depth of the copy pipeline
+    Q_STAGES                  items whose rows of q are held at once; with 2 the next item begins under this one's end
     GROUP                     query heads per kv head
     K0, K1 / V0, V1           power-of-two pieces of the head dims; the second may be 0, either may reach past the dim
     DIM_QK, DIM_VO            head dims
@@ -26,6 +27,7 @@ class GluonConfig:
     TILE_Q: int
     TILE_KV: int
     STAGES: int
+    Q_STAGES: int
     GROUP: int
     K0: int
     K1: int
