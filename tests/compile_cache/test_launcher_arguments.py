@@ -69,7 +69,7 @@ slopes, space = torch.ones(4), torch.zeros(attn.workspace_size(num_ctas=8), dtyp
 t = LaunchTensors(spec=spec, program=variant.program, q=q, k=k, v=v, out=out, lse=lse, workspace=space,
                   params={"slopes": slopes})
 count = ctypes.c_int.in_dll(cuda, "count")
-run = launch._Compiled(plan, t, config.classes)
+run = launch.Compiled(plan, t, config.classes)
 run._device = 0
 pages = plan.levels[0].pages.data_ptr()
 result = {"pointers": [x.data_ptr() for x in (q, k, v, out, lse, space, slopes)], "pages": pages}
@@ -84,7 +84,7 @@ result["merges"], result["ctas"] = plan.merges.entries.shape[0], plan.classes[0]
 result["heads"] = plan.classes[0].heads_per_item
 start = time.perf_counter()
 for _ in range(2000):
-    one = launch._Compiled(plan, t, config.classes)
+    one = launch.Compiled(plan, t, config.classes)
     one._device = 0
     one.attend(0)
     one.merge(0)

@@ -29,7 +29,9 @@ class CompiledKernel:
         self.facts = artefact.facts
         self.compiled = seconds is not None
         self.seconds = seconds or 0.0
-        self._constants = (None,) * sum(kind == "constexpr" for kind in request.signature.values())
+        kinds = list(request.signature.values())
+        trailing = next((i for i, kind in enumerate(reversed(kinds)) if kind != "constexpr"), len(kinds))
+        self._constants = (None,) * trailing
         self._loaded: dict[int, _Loaded] = {}
         self._lock = threading.Lock()
 
@@ -46,14 +48,25 @@ class CompiledKernel:
     def launch(self, device: int, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
         """Launch on the device's current stream, whichever device is current.
 
-        device: CUDA index; grid: CTAs per dimension; arguments: one per parameter of the function that is no constant
-        (constants come last), tuples as declared, pointers as integers or tensors.
+        device: CUDA index; grid: CTAs per dimension; arguments: one per parameter of the function up to the constants
+        that come last, tuples as declared, pointers as integers or tensors, None for a constant before the last, and
+        for a descriptor what `descriptor` gives.
         """
         if torch._C._cuda_getDevice() == device:
             self._launch(device, grid, arguments)
         else:
             with torch.cuda.device(device):
                 self._launch(device, grid, arguments)
+
+    def descriptor(
+        self, device: int, place: int, address: int, shape: tuple[int, ...], strides: tuple[int, ...]
+    ) -> tuple[Any, ...]:
+        """Arguments of `launch` for the kernel's descriptor number `place`, encoded here and good for any launch.
+
+        address: bytes, 16 divides it; shape, strides: elements, 16 bytes divide every stride but the last, which is 1.
+        """
+        self.load(device)
+        return toolchain.descriptor_arguments(self.facts["tensordesc_meta"][place], address, shape, strides)
 
     def load(self, device: int) -> None:
         """Be ready on the device; `launch` does it too."""

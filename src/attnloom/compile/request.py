@@ -27,8 +27,9 @@ class UnreadableFunction(Exception):
 class Request:
     """One kernel to have.
 
-    function    a `triton.jit` function
-    signature   type per parameter, in order: "*bf16", "i32", "constexpr", or a tuple of types
+    function    a `triton.jit` or `gluon.jit` function
+    signature   type per parameter, in order: "*bf16", "i32", "constexpr", a tuple of types, or for `gluon.jit`
+                "tensordesc<bf16[16, 128],LAYOUT>", a descriptor by its box and the repr of its layout
     divisible   paths (parameter, place in its tuple) of integers and pointers that 16 divides
     constants   value per constexpr parameter; functions among them are `triton.jit` ones
     options     num_warps, maxnreg and the like
@@ -84,8 +85,8 @@ def canonical(value: Any) -> str:
     >>> canonical((1, True, None, 2.5))
     '(int 1, bool True, None, float 0x1.4000000000000p+1)'
 
-    Raises NoFingerprint for anything else than numbers, strings, None, tuples, frozen dataclasses of them and
-    `triton.jit` functions.
+    Raises NoFingerprint for anything else than numbers, strings, None, tuples, frozen dataclasses of them (Gluon's
+    layouts, which hold lists, among them) and `triton.jit` functions.
     """
     if value is None:
         return "None"
@@ -96,7 +97,7 @@ def canonical(value: Any) -> str:
     if type(value) is tuple:
         return f"({', '.join(map(canonical, value))})"
     if dataclasses.is_dataclass(value) and not isinstance(value, type) and value.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        fields = ((field.name, canonical(getattr(value, field.name))) for field in dataclasses.fields(value))
+        fields = ((field.name, canonical(_frozen(getattr(value, field.name)))) for field in dataclasses.fields(value))
         return f"{type(value).__qualname__}{list(fields)}"
     if hasattr(type(value), "cache_key"):
         try:
@@ -104,3 +105,8 @@ def canonical(value: Any) -> str:
         except Exception as error:
             raise UnreadableFunction(value.src) from error
     raise NoFingerprint(name=f"{type(value).__name__} {value!r}")
+
+
+def _frozen(value: Any) -> Any:
+    """A frozen dataclass's lists as tuples."""
+    return tuple(map(_frozen, value)) if type(value) is list else value

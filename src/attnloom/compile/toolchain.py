@@ -62,8 +62,13 @@ def compile_kernel(source: Any, target: tuple[str, Any, int], options: Any) -> t
 
 
 def source_of(function: Any, signature: Mapping[str, Any], constants: Mapping[Any, Any], attrs: Any) -> Any:
-    """What `compile_kernel` takes, and what a launcher is built for."""
-    return ASTSource(function, dict(signature), dict(constants), dict(attrs))
+    """What `compile_kernel` takes, and what a launcher is built for; function: `triton.jit` or `gluon.jit`."""
+    kind = ASTSource
+    if function.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        kind = GluonASTSource
+    return kind(function, dict(signature), dict(constants), dict(attrs))
 
 
 def load(source: Any, facts: Mapping[str, Any], binary: bytes, device: int) -> tuple[Any, Any, Any, int]:
@@ -73,7 +78,7 @@ def load(source: Any, facts: Mapping[str, Any], binary: bytes, device: int) -> t
     target = facts["target"]
     fields["target"] = GPUTarget(target["backend"], target["arch"], target["warp_size"])
     metadata = SimpleNamespace(**fields)
-    launcher = driver.active.launcher_cls(source, metadata)
+    launcher = _launcher(source, metadata)
     group: dict[str, str] = {}
     if (hook := knobs.runtime.kernel_load_start_hook) is not None:
         hook(None, None, facts["name"], group, facts["hash"])
@@ -81,6 +86,56 @@ def load(source: Any, facts: Mapping[str, Any], binary: bytes, device: int) -> t
     if (hook := knobs.runtime.kernel_load_end_hook) is not None:
         hook(module, function, facts["name"], group, facts["hash"])
     return launcher, function, make_backend(metadata.target).pack_metadata(metadata), registers
+
+
+def _launcher(source: Any, metadata: Any) -> Any:
+    """Triton's launcher; descriptors of tensors are given to it in parts, as `descriptor_arguments` makes them.
+
+    Triton's own wrapper encodes every descriptor at every launch; a signature without descriptors has no wrapper.
+    """
+    signature = parts_signature(source.signature)
+    if len(signature) != len(source.signature):
+        metadata = SimpleNamespace(**{**vars(metadata), "tensordesc_meta": None})
+        source = SimpleNamespace(fn=source.fn, constants={}, signature=signature)
+    return driver.active.launcher_cls(source, metadata)
+
+
+def parts_signature(signature: Mapping[Any, Any]) -> dict[int, Any]:
+    """A signature with the parts of each descriptor in its place: the map, the shape, the strides."""
+    flat: list[Any] = []
+    for kind in signature.values():
+        if isinstance(kind, str) and kind.startswith("tensordesc<"):
+            rank = kind[kind.index("[") : kind.index("]")].count(",") + 1
+            flat += ["nvTmaDesc", *["i32"] * rank, *["i64"] * rank]
+        else:
+            flat.append(kind)
+    return dict(enumerate(flat))
+
+
+@functools.lru_cache(maxsize=1024)
+def descriptor_type(dtype: str, box: tuple[int, ...]) -> str:
+    """The type of a descriptor of boxes, dtype by Triton's name ("bf16"), in Gluon's default layout for them."""
+    from triton.experimental.gluon import language as gl
+
+    numbers = {"fp16": gl.float16, "bf16": gl.bfloat16, "fp8e4nv": gl.float8e4nv, "fp8e5": gl.float8e5}
+    layout = gl.NVMMASharedLayout.get_default_for(list(box), numbers[dtype])
+    return f"tensordesc<{dtype}[{', '.join(map(str, box))}],{layout!r}>"
+
+
+def descriptor_arguments(
+    meta: Mapping[str, Any], address: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> tuple[Any, ...]:
+    """What a launch takes for one descriptor; meta: the kernel's entry in "tensordesc_meta".
+
+    address: bytes; shape and strides: elements, the last stride 1. A driver must be active.
+    """
+    from triton.backends.nvidia import driver as nvidia
+
+    utils = driver.active.utils
+    fill = getattr(utils, "fill_tma_descriptor_tiled", None) or utils.fill_tma_descriptor  # Triton 3.7's name, 3.6's
+    kind = nvidia.TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]
+    made = fill(address, meta["swizzle"], meta["elem_size"], kind, meta["block_size"], shape, strides, 0)
+    return (made, *shape, *strides)
 
 
 def max_shared_memory(device: int) -> int:

@@ -31,6 +31,8 @@ class LaunchTensors:
     out        [rows, num_qo_heads, head_dim_vo], in the spec's dtype; fp32 where raw_state
     lse        fp32 [rows, num_qo_heads], natural log, or None
     workspace  uint8 [workspace_bytes] or None where the plan has no split
+    k_scale    what an element of k stands for, in units of its number: a number, or fp32 on the device, one (0-d) or
+    v_scale    one a kv head [num_kv_heads], any stride; likewise of v. Read only where the spec has an fp8 cache
     params     every operand of the variant by name: defaults, plan's and run's values resolved
     q_pos      int32 [total_q] or None (bottom-right alignment)
     kv_pos     int32 [total_kv] or None (index in the request's KV timeline)
@@ -48,10 +50,19 @@ class LaunchTensors:
     out: torch.Tensor
     lse: torch.Tensor | None = None
     workspace: torch.Tensor | None = None
+    k_scale: torch.Tensor | float = 1.0
+    v_scale: torch.Tensor | float = 1.0
     params: Mapping[str, torch.Tensor | int | float | bool] = field(default_factory=dict)
     q_pos: torch.Tensor | None = None
     kv_pos: torch.Tensor | None = None
     raw_state: bool = False
+
+
+def by_kv_head(scale: torch.Tensor | float) -> torch.Tensor | float:
+    """A scale of `LaunchTensors` to multiply ``[num_kv_heads or fewer, x, y]`` by, its own heads all there."""
+    if isinstance(scale, (int, float)) or not scale.ndim:
+        return scale
+    return scale[:, None, None]
 
 
 class Config(ABC):

@@ -25,10 +25,16 @@ class Availability:
 def registry() -> dict[str, Implementation]:
     """Every implementation by name, in the order in which dispatch prefers them."""
     from attnloom.impl.cpu import CpuImplementation
+    from attnloom.impl.gluon_sm90 import GluonSm90Implementation
     from attnloom.impl.reference import ReferenceImplementation
     from attnloom.impl.triton import TritonImplementation
 
-    found: tuple[Implementation, ...] = (TritonImplementation(), CpuImplementation(), ReferenceImplementation())
+    found: tuple[Implementation, ...] = (
+        TritonImplementation(),
+        GluonSm90Implementation(),
+        CpuImplementation(),
+        ReferenceImplementation(),
+    )
     return {one.name: one for one in found}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attnloom.impl import states
-from attnloom.impl.base import Config, Implementation, LaunchTensors
+from attnloom.impl.base import Config, Implementation, LaunchTensors, by_kv_head
 from attnloom.schedule.work import Plan, TileClass
 from attnloom.spec import AttentionSpec
 from attnloom.target import Target
@@ -78,10 +78,11 @@ class ReferenceImplementation(Implementation):
             start, slot = view.page_start[request], torch.arange(kv_len, device=t.q.device)
             page = start + slot if view.pages is None else view.pages[start + slot // view.page_size].long()
             page = page.clamp(0, min(t.k.shape[0], t.v.shape[0]) - 1)  # nobody checks a table on the device
-            key, value = (
-                cache[page, slot % view.page_size].to(self.dtype).repeat_interleave(plan.group_size, 1).transpose(0, 1)
-                for cache in (t.k, t.v)
+            caches = (
+                cache[page, slot % view.page_size].to(self.dtype).transpose(0, 1) * by_kv_head(scale)
+                for cache, scale in ((t.k, t.k_scale), (t.v, t.v_scale))
             )
+            key, value = (cache.repeat_interleave(plan.group_size, 0) for cache in caches)
             env = self._env(plan, t, request, rows, slice(kv[request], kv[request + 1]))
             logits = t.spec.sm_scale * (t.q[rows].to(self.dtype).transpose(0, 1) @ key.transpose(1, 2))
             yield rows, {**env[1], **t.params}, self._functors(logits, t, env[0]), value

@@ -6,6 +6,7 @@ the page size and the range alone, never on where the pages lie: the same number
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 
 from attnloom.impl.cpu.scratch import SCRATCH
 from attnloom.schedule.work import PageView
+from attnloom.spec import FP8_DTYPES
 
 Ints = npt.NDArray[np.int64]
 Strides = tuple[int, int, int | None]
@@ -34,6 +36,12 @@ class Range:
     end: int
     first_head: int
     last_head: int
+
+
+@functools.cache
+def table_of(dtype: torch.dtype) -> torch.Tensor:
+    """fp32 [256]: what each byte stands for in an fp8 format."""
+    return torch.arange(256, dtype=torch.uint8, device="cpu").view(dtype).float()
 
 
 class Index:
@@ -90,6 +98,7 @@ class Cache:
         self._tensor = tensor
         self._pages = pages
         self._convert = tensor.dtype != torch.float32
+        self._table = table_of(tensor.dtype) if tensor.dtype in FP8_DTYPES else None
         self.dim = tensor.shape[-1]
         self._by_head = tensor.stride(2) > tensor.stride(1)  # keys of a head are neighbours
 
@@ -115,10 +124,19 @@ class Cache:
 
     def _converted(self, view: torch.Tensor, by_head: bool) -> torch.Tensor:
         """fp32 copy of [heads, keys, dim] in the order in which the memory lies."""
-        heads, keys, dim = view.shape
         if by_head:
-            return SCRATCH.take(self._name, (heads, keys, dim)).copy_(view)
-        return SCRATCH.take(self._name, (keys, heads, dim)).copy_(view.transpose(0, 1)).transpose(0, 1)
+            return self._fp32(view)
+        return self._fp32(view.transpose(0, 1)).transpose(0, 1)
+
+    def _fp32(self, elements: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy; fp8 by a table of its 256 numbers, which torch converts one by one."""
+        shape = tuple(elements.shape)
+        made = SCRATCH.take(self._name, shape)
+        if self._table is None:
+            return made.copy_(elements)
+        index = SCRATCH.take(self._name, shape, torch.int32).copy_(elements.view(torch.uint8))
+        torch.index_select(self._table, 0, index.view(-1), out=made.view(-1))
+        return made
 
     def _gather(self, r: Range, known: Index) -> torch.Tensor:
         """Copy rows of a two-dimensional view of the cache whose rows start at every multiple of a common stride."""
@@ -135,7 +153,7 @@ class Cache:
         found = SCRATCH.take(self._name, (index.shape[0], width), cache.dtype)
         torch.index_select(rows, 0, index, out=found)
         if self._convert:
-            found = SCRATCH.take(self._name, found.shape).copy_(found)
+            found = self._fp32(found)
         keys = r.end - r.begin
         if joined:
             return found.view(keys, heads, self.dim).transpose(0, 1)

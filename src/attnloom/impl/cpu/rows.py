@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from attnloom.impl import states
-from attnloom.impl.base import LaunchTensors
+from attnloom.impl.base import LaunchTensors, by_kv_head
 from attnloom.impl.cpu.arrange import Tile
 from attnloom.impl.cpu.scratch import SCRATCH
 from attnloom.schedule.work import Plan
@@ -29,6 +29,8 @@ class Batch:
         self.q = self._by_kv_head(tensors.q)
         self.out = self._by_kv_head(tensors.out)
         self.lse = None if tensors.lse is None else self._by_kv_head(tensors.lse)
+        self.quantised = bool(tensors.spec.kv_fp8)
+        self.k_scale, self.v_scale = by_kv_head(tensors.k_scale), by_kv_head(tensors.v_scale)
         program = tensors.program
         self.finishes = not tensors.raw_state and (program.sink is not None or program.output is not None)
         longest = max(*self.kv_len, *self.qo_start, 1)  # of positions and of rows
@@ -70,14 +72,20 @@ class Rows:
         self.functor_shape = (heads, tokens, group) if self.whole else self.shape
 
     def queries(self) -> torch.Tensor:
-        """fp32 [heads, rows, dim]."""
+        """fp32 [heads, rows, dim], times the scale of k."""
         q = self._batch.q[self._heads, self._tokens]
         heads, tokens, group, dim = q.shape
         if q.dtype == torch.float32 and tokens == 1:
             packed = q[:, 0]
         else:
             packed = SCRATCH.take("q", (heads, tokens, group, dim)).copy_(q).view(heads, tokens * group, dim)
+            if self._batch.quantised:  # q is never fp32 then, so that this is a copy
+                packed.mul_(self.heads_of(self._batch.k_scale))
         return packed if self.whole else packed[:, self._cut : self._cut + self.shape[1]]
+
+    def heads_of(self, scale: torch.Tensor | float) -> torch.Tensor | float:
+        """Of a scale of the launch what multiplies this tile's [heads, rows, dim]."""
+        return scale[self._heads] if isinstance(scale, torch.Tensor) and scale.ndim else scale
 
     def known(self) -> dict[str, Any]:
         """Names that functors may ask for, kv_pos and logits apart; broadcast over functor_shape + [keys]."""

@@ -73,7 +73,10 @@ class TileRun:
         for span in spans:
             for chunk in _chunks(span, self._chunk_keys()):
                 self._add(sums, queries, chunk)
-        return sums.state((heads, rows, self._batch.tensors.v.shape[-1]), need_lse)
+        out, lse = sums.state((heads, rows, self._batch.tensors.v.shape[-1]), need_lse)
+        if self._batch.quantised:
+            out = out * self._rows.heads_of(self._batch.v_scale)
+        return out, lse
 
     def _chunk_keys(self) -> int:
         """Keys of a chunk: by rows and head dims alone, not by how the heads were divided among threads."""

@@ -15,10 +15,14 @@ import torch
 from attnloom.impl.base import LaunchTensors
 from attnloom.schedule.work import ClassPlan, Plan
 from attnloom.schedule.workspace import Region, layout
+from attnloom.spec import FP8_DTYPES
 from attnloom.variant.params import Param
 
 LOOKED_AT = ("q_tensor", "k_tensor", "v_tensor", "out_tensor", "parts")
 """Parameters whose pointers and strides are facts of a kernel: whether 16 divides them decides how wide it loads."""
+
+
+_BYTES = (torch.bool, *FP8_DTYPES)  # as which kernels read them
 
 
 class Pointing(Protocol):
@@ -33,7 +37,7 @@ class Pointing(Protocol):
 
 class _Tensors:
     def tensor(self, tensor: torch.Tensor) -> Any:
-        return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+        return tensor.view(torch.uint8) if tensor.dtype in _BYTES else tensor
 
     def part(self, workspace: torch.Tensor, offset: int, size: int) -> Any:
         return workspace[offset : offset + size].view(torch.float32)
@@ -71,6 +75,7 @@ class CallArguments(NamedTuple):
     lse: tuple[Any, ...]
     positions: tuple[Any, ...]
     operands: tuple[Any, ...]
+    kv_scales: tuple[Any, ...]
 
 
 def of_plan(plan: Plan, head_dim_vo: int, point: Pointing) -> PlanArguments:
@@ -121,7 +126,15 @@ def of_call(t: LaunchTensors, unused: Any, point: Pointing) -> CallArguments:
             unused if t.kv_pos is None else pointer(t.kv_pos),
         ),
         operands=_operands(t, point) if t.program.params else (),
+        kv_scales=(*_scale(t.k_scale, point), *_scale(t.v_scale, point)) if t.spec.kv_fp8 else (),
     )
+
+
+def _scale(scale: torch.Tensor | float, point: Pointing) -> tuple[Any, int]:
+    """A number, or a pointer; and the distance from one kv head to the next, 0 where one serves all."""
+    if isinstance(scale, torch.Tensor):
+        return point.tensor(scale), scale.stride(0) if scale.ndim else 0
+    return scale, 0
 
 
 def _operands(t: LaunchTensors, point: Pointing) -> tuple[Any, ...]:
@@ -168,6 +181,7 @@ def attention(plan: Plan, t: LaunchTensors, of: tuple[PlanArguments, CallArgumen
         "page_size": plan.levels[0].page_size,
         "num_pages": min(t.k.shape[0], t.v.shape[0]),
         "heads_per_item": plan.classes[index].heads_per_item,
+        "kv_scales": call.kv_scales,
     }
 
 

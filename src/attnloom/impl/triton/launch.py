@@ -7,7 +7,7 @@ nothing is inferred again, and nothing is encoded on the host. Triton's interpre
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -35,13 +35,27 @@ def launch(plan: Plan, tensors: LaunchTensors, configs: tuple[ClassConfig, ...])
     Under declared maxima every plan is launched alike, as the whole buffers: a captured launch serves later plans.
     """
     plan = plan.whole or plan
-    one = (_Interpreted if tensors.q.device.type == "cpu" else _Compiled)(plan, tensors, configs)
-    for index in range(len(configs)):
-        if plan.classes[index].num_items:
-            one.attend(index)
+    launch_classes(plan, (_Interpreted if tensors.q.device.type == "cpu" else Compiled)(plan, tensors, configs))
+
+
+def launch_classes(plan: Plan, one: Launching) -> None:
+    """The attention of each class that has items, then the merges of these where there are any."""
+    present = [index for index, work in enumerate(plan.classes) if work.num_items]
+    for index in present:
+        one.attend(index)
     if plan.merges.entries.shape[0]:
-        for index in range(len(configs)):
+        for index in present:
             one.merge(index)
+
+
+class Launching(Protocol):
+    """The launches of one plan and its tensors."""
+
+    def attend(self, index: int) -> None:
+        """The attention kernel of class `index`."""
+
+    def merge(self, index: int) -> None:
+        """The merge kernel of class `index`."""
 
 
 def merge_grid(plan: Plan) -> tuple[int, int, int]:
@@ -49,7 +63,7 @@ def merge_grid(plan: Plan) -> tuple[int, int, int]:
     return plan.merges.entries.shape[0], max([work.heads_per_item for work in plan.classes]), 1
 
 
-class _Compiled:
+class Compiled:
     """Launches on a GPU."""
 
     def __init__(self, plan: Plan, t: LaunchTensors, configs: tuple[ClassConfig, ...]) -> None:
@@ -136,6 +150,8 @@ def facts_of(plan: Plan, t: LaunchTensors, call: arguments.CallArguments) -> tup
         view.page_size,
         plan.group_size,
         tuple([isinstance(t.params[name], torch.Tensor) for name in sorted(t.program.params)]),
+        isinstance(t.k_scale, torch.Tensor),
+        isinstance(t.v_scale, torch.Tensor),
     )
 
 

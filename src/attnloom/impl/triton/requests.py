@@ -23,8 +23,8 @@ from attnloom.variant import Program
 from attnloom.variant.bounds import compile_bounds
 
 MERGE_OPTIONS = {"num_warps": 4}
-# A masked score is -inf before a folded scale multiplies it: the scale must not round to 0 in fp32.
-SMALLEST_FOLDED = 2.0**-100
+SMALLEST_FOLDED = 2.0**-100  # see kernels/fp8
+_FIRST_E4M3 = 89  # the compute capability from which on NVIDIA's GPUs convert e4m3; e5m2 is fp16 cut short
 _AHEAD_BYTES = 32 * 128  # of q per warp that fit registers beside the state: 32 registers a thread
 
 _FUNCTIONS = {"LOGITS": "logits_transform", "MASK": "logits_mask", "SINK": "sink", "OUTPUT": "output_transform"}
@@ -36,9 +36,17 @@ def functions_of(program: Program) -> dict[str, Any]:
     return {argument: getattr(module, name, None) for argument, name in _FUNCTIONS.items()}
 
 
-def attention_constants(plan: Plan, t: LaunchTensors, config: ClassConfig) -> dict[str, Any]:
-    """The attention kernel's constants."""
-    return {**functions_of(t.program), "cfg": kernel_config(plan, t, config)}
+def attention_constants(plan: Plan, t: LaunchTensors, config: ClassConfig, target: Any = None) -> dict[str, Any]:
+    """The attention kernel's constants; target None is the interpreter."""
+    cfg = dataclasses.replace(kernel_config(plan, t, config), FP8_CAST=_converts(t.spec.kv_fp8, target))
+    return {**functions_of(t.program), "cfg": cfg}
+
+
+def _converts(fp8: str, target: Any) -> bool:
+    """Whether the GPU (backend, architecture, warp size) converts an fp8 format itself."""
+    if not fp8 or target is None or target[0] != "cuda":
+        return False
+    return fp8 == "e5m2" or target[1] >= _FIRST_E4M3
 
 
 def merge_constants(plan: Plan, t: LaunchTensors, config: ClassConfig) -> dict[str, Any]:
@@ -55,6 +63,7 @@ def merge_constants(plan: Plan, t: LaunchTensors, config: ClassConfig) -> dict[s
         ONE_LOOP=False,
         AHEAD=False,
         HAS_KV_POS=False,
+        KV_FP8="",
     )
     return {"SINK": functions["SINK"], "OUTPUT": functions["OUTPUT"], "cfg": cfg}
 
@@ -62,15 +71,15 @@ def merge_constants(plan: Plan, t: LaunchTensors, config: ClassConfig) -> dict[s
 def attention_request(plan: Plan, t: LaunchTensors, index: int, how: tuple[ClassConfig, Any]) -> Request:
     """The attention kernel of class `index`; how: its config, and the target (backend, architecture, warp size)."""
     config, target = how
-    given = arguments.attention(plan, t, _example(plan, t, index), index)
-    constants = attention_constants(plan, t, config)
+    given = arguments.attention(plan, t, example(plan, t, index), index)
+    constants = attention_constants(plan, t, config, target)
     return _request(attention_kernel, t, given, (constants, config.options(), target))
 
 
 def merge_request(plan: Plan, t: LaunchTensors, index: int, how: tuple[ClassConfig, Any]) -> Request:
     """The merge kernel of class `index`; how: its config, and the target."""
     config, target = how
-    given = arguments.merge(plan, _example(plan, t, index), index)
+    given = arguments.merge(plan, example(plan, t, index), index)
     return _request(merge_kernel, t, given, (merge_constants(plan, t, config), MERGE_OPTIONS, target))
 
 
@@ -81,7 +90,7 @@ def requests(plan: Plan, t: LaunchTensors, configs: tuple[ClassConfig, ...], tar
         yield merge_request(plan, t, index, (config, target))
 
 
-def _example(plan: Plan, t: LaunchTensors, index: int) -> tuple[Any, Any, Any]:
+def example(plan: Plan, t: LaunchTensors, index: int) -> tuple[Any, Any, Any]:
     """The arguments as tensors, to read types off."""
     ours = arguments.of_plan(plan, t.spec.head_dim_vo, arguments.TENSORS)
     call = arguments.of_call(t, ours.unused, arguments.TENSORS)
@@ -120,16 +129,18 @@ def kernel_config(plan: Plan, t: LaunchTensors, config: ClassConfig) -> KernelCo
         SOFTMAX=program.use_softmax,
         FOLD=program.use_softmax and program.logits is None and spec.sm_scale > SMALLEST_FOLDED,
         GUARD=program.logits is not None,
-        ONE_LOOP=config.one_loop and _owns_every_key(t),
+        ONE_LOOP=config.one_loop and owns_every_key(t),
         AHEAD=config.tile_q * (k0 + k1) * t.q.element_size() <= _AHEAD_BYTES * config.num_warps,
         HAS_Q_POS=t.q_pos is not None,
         HAS_KV_POS=t.kv_pos is not None,
         HAS_LSE=t.lse is not None,
+        KV_FP8=spec.kv_fp8,
+        FP8_CAST=False,
         UPCAST=t.q.device.type == "cpu" or spec.dtype == torch.float32,
         RAW=t.raw_state,
     )
 
 
-def _owns_every_key(t: LaunchTensors) -> bool:
+def owns_every_key(t: LaunchTensors) -> bool:
     """Whether every key below kv_len is seen by some row of its request: else a page may have left its window."""
     return t.q_pos is None and t.kv_pos is None and compile_bounds(t.program).last_row_sees_all

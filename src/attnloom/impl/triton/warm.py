@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from attnloom.compile.request import Request
-from attnloom.impl.base import LaunchTensors
+from attnloom.impl.base import Config, LaunchTensors
 from attnloom.impl.triton import requests
 from attnloom.impl.triton.configs import ClassConfig, TritonConfig
 from attnloom.schedule.work import ITEM_FIELDS, MERGE_FIELDS, SEGMENT_FIELDS, ClassPlan, MergeList, PageView, Plan
@@ -38,8 +38,8 @@ def wanted(
     spec: AttentionSpec, program: Program, target: Target, config: TritonConfig, shape: Shape
 ) -> Iterator[tuple[str, Request]]:
     """(what it is, request) of each kernel: attention and merge of every tile class."""
-    plan = _plan(spec, config, shape)
-    tensors = _tensors(spec, program, plan, shape)
+    plan = plan_of(spec, config, shape)
+    tensors = tensors_of(spec, program, plan, shape)
     triple = ("cuda", target.arch, 32)
     for index, one in enumerate(config.classes):
         yield f"attention {_words(one)}", requests.attention_request(plan, tensors, index, (one, triple))
@@ -54,7 +54,8 @@ def _meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _plan(spec: AttentionSpec, config: TritonConfig, shape: Shape) -> Plan:
+def plan_of(spec: AttentionSpec, config: Config, shape: Shape) -> Plan:
+    """A plan of one request, as far as kernels depend on it."""
     classes = tuple(
         ClassPlan(
             tile=tile,
@@ -86,7 +87,8 @@ def _plan(spec: AttentionSpec, config: TritonConfig, shape: Shape) -> Plan:
     )
 
 
-def _tensors(spec: AttentionSpec, program: Program, plan: Plan, shape: Shape) -> LaunchTensors:
+def tensors_of(spec: AttentionSpec, program: Program, plan: Plan, shape: Shape) -> LaunchTensors:
+    """The tensors of a launch with caches in one piece and default positions."""
     space = workspace_bytes([work.tile for work in plan.classes], spec.head_dim_vo)
     return LaunchTensors(
         spec=spec,

@@ -1,0 +1,59 @@
+"""Shared memory of the Hopper kernels, computed from the structures that they allocate.
+
+Never less than what Triton takes and at most `MARGIN` more (tests/gluon_compile): its own scratch, for arguments of the
+partitions and for reductions across warps, depends on the variant.
+"""
+
+from __future__ import annotations
+
+from attnloom.impl.gluon_sm90.configs import ClassConfig
+
+MARGIN = 1024
+CTA_LIMIT = 232_448  # of compute capability 9.0: bytes that a CTA may have,
+SM_LIMIT = 233_472  # and that an SM has for all its CTAs,
+CTA_OVERHEAD = 1024  # each of which costs so much more
+
+_ELEMENT = 2
+_BARRIER = 8
+_INT = 4
+_FIELDS = 16  # integers of a published item
+
+
+def pieces(dim: int) -> tuple[int, int]:
+    """Power-of-two widths that cover a head dim; TMA fills the last past the dim with zeros.
+
+    >>> [pieces(dim) for dim in (64, 80, 128, 192, 256)]
+    [(64, 0), (128, 0), (128, 0), (128, 64), (256, 0)]
+    """
+    return (128, 64) if dim == 192 else (1 << (dim - 1).bit_length(), 0)
+
+
+def shared_memory(one: ClassConfig, head_dim_qk: int, head_dim_vo: int) -> int:
+    """Bytes of shared memory of a CTA."""
+    k, v = sum(pieces(head_dim_qk)), sum(pieces(head_dim_vo))
+    ring = _ELEMENT * one.stages * one.tile_kv * (k + v)
+    q = _ELEMENT * one.q_stages * one.tile_q * k
+    return ring + q + (_prefill(one) if one.kind == "prefill" else _decode(one))
+
+
+def fits(one: ClassConfig, head_dim_qk: int, head_dim_vo: int) -> bool:
+    """Whether a CTA, and as many as the class wants on an SM, have the shared memory."""
+    needed = shared_memory(one, head_dim_qk, head_dim_vo)
+    return needed <= CTA_LIMIT and one.ctas_per_sm * (needed + CTA_OVERHEAD) <= SM_LIMIT
+
+
+def _prefill(one: ClassConfig) -> int:
+    """What is published, which keys are seen, barriers; arguments of three partitions."""
+    published = _INT * (one.q_stages * _FIELDS + one.stages)
+    seen = _INT * 2 * one.tile_kv
+    barriers = _BARRIER * (2 * one.q_stages + 4 * one.stages + 1)
+    return published + seen + barriers + 704
+
+
+def _decode(one: ClassConfig) -> int:
+    """Weights on their way to the second product, which keys are seen, a reduction's scratch, barriers, arguments."""
+    weights = _ELEMENT * one.tile_kv * one.tile_q
+    published = _INT * (one.stages + one.tile_kv)
+    barriers = _BARRIER * 2 * one.stages
+    scratch = max(_INT * 4 * one.tile_q, 512)
+    return weights + published + barriers + scratch + 64

@@ -1,0 +1,55 @@
+"""The tiles that ship: per head dims, with the measurement behind each row or a word that none is."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from attnloom.impl.gluon_sm90.configs import ClassConfig, GluonSm90Config
+
+HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Classes up to head dims (qk, vo), and the measurement that justifies them (empty: none yet).
+
+    spills: instructions in the kernels' loops that move registers to and from local memory; more are a fault.
+    """
+
+    head_dims: tuple[int, int]
+    classes: tuple[ClassConfig, ...]
+    measured: str = ""
+    spills: int = 0
+
+
+def _decode(tile_kv: int, stages: int) -> tuple[ClassConfig, ...]:
+    """Two CTAs an SM share its registers; 64 rows need the state's for themselves."""
+    few = tuple(ClassConfig("decode", rows, tile_kv, stages, 2, 128) for rows in (8, 16, 32))
+    return (*few, ClassConfig("decode", 64, tile_kv, stages + 1, 1))
+
+
+ROWS = (
+    Row((64, 64), (*_decode(64, 4), ClassConfig("prefill", 128, 128, 2, q_stages=2))),
+    Row((128, 128), (*_decode(64, 3), ClassConfig("prefill", 128, 128, 2, q_stages=2))),
+    Row((192, 128), (*_decode(64, 2), ClassConfig("prefill", 128, 64, 2, q_stages=2))),
+    Row((192, 192), (*_decode(64, 2), ClassConfig("prefill", 128, 64, 2, q_stages=2))),
+    Row((256, 256), (*_decode(32, 2), ClassConfig("prefill", 128, 64, 2))),
+)
+
+
+def row_of(head_dim_qk: int, head_dim_vo: int) -> Row | None:
+    """The first row that is wide enough; None for head dims that no kernel takes."""
+    if head_dim_qk not in HEAD_DIMS or head_dim_vo not in HEAD_DIMS:
+        return None
+    return next(row for row in ROWS if head_dim_qk <= row.head_dims[0] and head_dim_vo <= row.head_dims[1])
+
+
+@functools.lru_cache(maxsize=256)
+def config_of(head_dim_qk: int, head_dim_vo: int, group_size: int) -> GluonSm90Config | None:
+    """The row's classes without those that a request of one token is too large for."""
+    row = row_of(head_dim_qk, head_dim_vo)
+    if row is None:
+        return None
+    largest = max(one.tile_q for one in row.classes)
+    return GluonSm90Config(tuple(one for one in row.classes if one.tile_q >= min(group_size, largest)))
