@@ -79,7 +79,7 @@ def clean_values(scores, tag, limit, c, turn, bufs, bars, cfg: gl.constexpr, WG:
 
     scores: the tile's, masked. TMA writes zeros for pages past `limit`, gathered copies for rows past it.
     """
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaning = bars
+    _q_full, _q_empty, _k_full, _k_empty, v_full, _v_empty, cleaning = bars
     past_limit = (tag & ~FLAGS) + cfg.TILE_KV > limit
     if cfg.OWNS:
         dirty = past_limit & ((tag & MASKED) != 0)

@@ -27,7 +27,6 @@ class GluonConfig:
     TILE_Q: int
     TILE_KV: int
     STAGES: int
-    Q_STAGES: int
     GROUP: int
     K0: int
     K1: int
@@ -49,3 +48,4 @@ class GluonConfig:
     ALIGN: int
     Q_TMA: bool
     KV_FP8: str
+    Q_STAGES: int = 1

@@ -50,7 +50,7 @@ def store_rows(base, values, dim_begin: gl.constexpr, inside, DIM: gl.constexpr)
 
 @gluon.jit
 def out_rows(out_tensor, item, first: gl.constexpr, NUM: gl.constexpr, cfg: gl.constexpr, layout: gl.constexpr):
-    """(pointer at each row of out, inside) of a warpgroup's packed rows; item is (row_start, row_count, q_begin, head)."""
+    """(pointer at each row of out, inside) of packed rows; item is (row_start, row_count, q_begin, kv_head)."""
     out_ptr, stride_row, stride_head = out_tensor
     row_start, row_count, q_begin, kv_head = item
     inside, q_idx, head = packed_rows(row_start, first, row_count, NUM, cfg.GROUP, layout)

@@ -103,7 +103,7 @@ def functor_scores(
     scores, tag, item, limit, inputs, LOGITS: gl.constexpr, MASK: gl.constexpr, cfg: gl.constexpr, WG: gl.constexpr
 ):
     """Scores through the functors; the mask only where the tile's tag asks for it."""
-    row_start, row_count, kv_head, slot, q_begin, qo_len, kv_len, request = item
+    _row_start, _row_count, _kv_head, _slot, _q_begin, _qo_len, kv_len, request = item
     positions, kv_indptr_ptr, operands, sm_scale = inputs
     layout: gl.constexpr = scores.type.layout
     KEYS: gl.constexpr = cfg.TILE_KV
@@ -126,8 +126,8 @@ def functor_scores(
 @gluon.jit
 def score_rows(item, positions, layout: gl.constexpr, cfg: gl.constexpr, WG: gl.constexpr):
     """(q_pos, q_idx, qo_head, kv_head, batch, qo_len) of the warpgroup's rows, as functors take them."""
-    row_start, row_count, kv_head, slot, q_begin, qo_len, kv_len, request = item
-    inside, q_idx, head = packed_rows(row_start, WG * ROWS, row_count, ROWS, cfg.GROUP, gl.SliceLayout(1, layout))
+    row_start, row_count, kv_head, _slot, q_begin, qo_len, kv_len, request = item
+    _inside, q_idx, head = packed_rows(row_start, WG * ROWS, row_count, ROWS, cfg.GROUP, gl.SliceLayout(1, layout))
     q_pos = row_positions(positions[0], q_begin, q_idx, qo_len, kv_len, cfg)
     return q_pos, q_idx, kv_head * cfg.GROUP + head, kv_head, request, qo_len
 
@@ -175,7 +175,7 @@ def other_tiles(
     """The item's tiles after the first. Weights of the tile before come in, those of the last go out."""
     acc0, acc1 = acc
     top, sums = row
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaning = bars
+    _q_full, _q_empty, k_full, k_empty, v_full, v_empty, _cleaning = bars
     scale = softmax_scale(inputs[3], cfg)
     operand = as_operand(weights, acc0, q[0].dtype)
     while (tag & LAST) == 0:
@@ -234,7 +234,7 @@ def query_slots(q_smem, slot, cfg: gl.constexpr, WG: gl.constexpr):
 @gluon.jit
 def finish_values(operand, stages, c, acc, bars, cfg: gl.constexpr):
     """The products of an item's last tile, the one before the CTA's c-th."""
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaning = bars
+    _q_full, _q_empty, _k_full, _k_empty, v_full, v_empty, _cleaning = bars
     past = (c - 1) % cfg.STAGES
     mbarrier.wait(v_full.index(past), ((c - 1) // cfg.STAGES) & 1)
     acc = issue_values(operand, stages, past, acc, cfg)

@@ -31,7 +31,7 @@ def copy_queries(descs, q_begin, row_start, kv_head, slot, q_smem, q_full, cfg: 
 @gluon.jit
 def produce_tile(c, at, where, tag, kv_head, bufs, bars, k_descs, v_descs, cfg: gl.constexpr):
     """Start the copies of the CTA's c-th tile."""
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaning = bars
+    _q_full, _q_empty, k_full, k_empty, v_full, v_empty, _cleaning = bars
     st = c % cfg.STAGES
     phase = ((c // cfg.STAGES) & 1) ^ 1
     mbarrier.wait(k_empty.index(st), phase)
@@ -46,7 +46,7 @@ def produce_tile(c, at, where, tag, kv_head, bufs, bars, k_descs, v_descs, cfg: 
 @gluon.jit
 def produce_tiles(c, item, limit, page_start, bufs, bars, k_descs, v_descs, pages, cfg: gl.constexpr):
     """Every tile of an item, last to first; an empty item has one, of zeros. Returns the next c."""
-    request, row_start, row_count, kv_head, kv_begin, kv_end, out_slot, first, last = item
+    _request, _row_start, _row_count, kv_head, kv_begin, kv_end, _out_slot, first, last = item
     segments_ptr, pages_ptr, num_pages = pages
     span = (kv_begin, kv_end)
     table = (pages_ptr, page_start, num_pages)
@@ -70,7 +70,7 @@ def produce_tiles(c, item, limit, page_start, bufs, bars, k_descs, v_descs, page
 @gluon.jit
 def produce(bufs, bars, q_descs, k_descs, v_descs, work, sequences, num_pages, heads_per_item, cfg: gl.constexpr):
     """Every item of this CTA, then the word that none follows."""
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaning = bars
+    q_full, q_empty, _k_full, _k_empty, _v_full, _v_empty, _cleaning = bars
     items_ptr, item_segments_ptr, segments_ptr, work_indptr_ptr = work
     cta = gl.program_id(0)
     group = cta // heads_per_item
@@ -84,7 +84,7 @@ def produce(bufs, bars, q_descs, k_descs, v_descs, work, sequences, num_pages, h
     for index in range(begin, end):
         item, of_request = next_item, next_request
         next_item = read_item(items_ptr, item_segments_ptr, index + 1, index + 1 < end, cta, heads_per_item)
-        request, row_start, row_count, kv_head, kv_begin, kv_end, out_slot, first, last = item
+        request, row_start, row_count, kv_head, _kv_begin, kv_end, out_slot, _first, _last = item
         q_begin, qo_len, kv_len, page_start = of_request
         slot = number % cfg.Q_STAGES
         limit = gl.minimum(kv_len, kv_end)

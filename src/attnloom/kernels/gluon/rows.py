@@ -10,7 +10,7 @@ from attnloom.kernels.gluon.functors import packed_rows
 @gluon.jit
 def load_piece(slot, q_tensor, item, first: gl.constexpr, dim_begin: gl.constexpr, cfg: gl.constexpr):
     """One piece of the packed rows from `first` on into slot [rows, width]; zeros past the head dim."""
-    row_start, row_count, kv_head, out_slot, q_begin, qo_len, kv_len, request = item
+    row_start, row_count, kv_head, _out_slot, q_begin, _qo_len, _kv_len, _request = item
     q_ptr, stride_row, stride_head = q_tensor
     NUM: gl.constexpr = slot.shape[0]
     WIDTH: gl.constexpr = slot.shape[1]
