@@ -85,6 +85,7 @@ class Runner:
                 head_dim=heads.dim_qk,
                 head_dim_vo=heads.dim_vo,
                 dtype=heads.dtype,
+                kv_dtype=heads.kv_dtype,
                 device=self.device,
                 implementation=self.implementation,
                 **options,
@@ -115,11 +116,32 @@ class Positions:
     kv_pos: torch.Tensor | None = None
 
 
-def requests_of(batch: Batch, positions: Positions = Positions()) -> list[Request]:
-    """The oracle's view of a batch: K and V gathered through the page table."""
+@dataclasses.dataclass(frozen=True)
+class Scales:
+    """What `run` gets for an fp8 cache; None is not given."""
+
+    k: Any = None
+    v: Any = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return {f"{name}_scale": scale for name, scale in vars(self).items() if scale is not None}
+
+
+def dequantised(cache: torch.Tensor, scale: Any) -> torch.Tensor:
+    """[keys, H_kv, D] of the cache, times its scale (None, one number or one a head), in float64 if it is of fp8."""
+    if cache.dtype.itemsize > 1:
+        assert scale is None
+        return cache
+    scale = torch.as_tensor(1.0 if scale is None else scale).double().cpu()
+    return cache.float().double() * (scale[:, None] if scale.numel() > 1 else scale)
+
+
+def requests_of(batch: Batch, positions: Positions = Positions(), scales: Scales = Scales()) -> list[Request]:
+    """The oracle's view of a batch: K and V gathered through the page table, fp8 ones dequantised."""
     out, q_start, kv_start = [], 0, 0
     for i, (qo, kv) in enumerate(zip(batch.sequences.qo_len, batch.sequences.kv_len, strict=True)):
-        k, v = (x.cpu() for x in batch.keys(i))
+        k, v = (dequantised(x.cpu(), scale) for x, scale in zip(batch.keys(i), (scales.k, scales.v), strict=True))
         q_pos = None if positions.q_pos is None else positions.q_pos[q_start : q_start + qo]
         kv_pos = None if positions.kv_pos is None else positions.kv_pos[kv_start : kv_start + kv]
         out.append(Request(batch.q[batch.rows(i)].cpu(), k, v, i, q_pos, kv_pos))
@@ -145,13 +167,14 @@ def expect(
     *,
     sm_scale: float | None = None,
     positions: Positions = Positions(),
+    scales: Scales = Scales(),
     out_dtype: torch.dtype | None = None,
     luck: float = 1.0,
 ) -> Expected:
     """The oracle's results. `luck` widens the model's float32 error where examples are drawn until one fails."""
     scale = default_scale(batch) if sm_scale is None else sm_scale
     exact, model = [], []
-    for request in requests_of(batch, positions):
+    for request in requests_of(batch, positions, scales):
         result = oracle.attend(request, functors, scale)
         exact.append(State(result.out, result.lse))
         result = oracle.model(request, functors, scale, out_dtype, orders=8 if luck == 1 else 2)
@@ -187,14 +210,19 @@ def together(states: list[State]) -> State:
 
 
 def run(
-    attn: al.BatchAttention, batch: Batch, *, return_lse: bool = True, params: Mapping[str, Any] | None = None
+    attn: al.BatchAttention,
+    batch: Batch,
+    *,
+    return_lse: bool = True,
+    params: Mapping[str, Any] | None = None,
+    scales: Scales = Scales(),
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`run` into dirty guarded buffers; checks that nothing else was written."""
     heads, rows = batch.sequences.heads, batch.q.shape[0]
     out = guarded((rows, heads.num_qo, heads.dim_vo), heads.dtype, batch.q.device)
     lse = guarded((rows, heads.num_qo), torch.float32, batch.q.device)
     buffers = {"out": out.tensor, "lse": lse.tensor} if return_lse else {"out": out.tensor}
-    result = attn.run(batch.q, *batch.caches, params=params, return_lse=return_lse, **buffers)
+    result = attn.run(batch.q, *batch.caches, params=params, return_lse=return_lse, **buffers, **scales.given)
     given = result[0] if return_lse else result
     assert given.data_ptr() == out.tensor.data_ptr() or not given.numel()
     assert out.intact()
@@ -212,12 +240,13 @@ def check(
     num_ctas: Sequence[int] = NUM_CTAS,
     sm_scale: float | None = None,
     positions: Positions = Positions(),
+    scales: Scales = Scales(),
     expected: Expected | None = None,
 ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
     """Run `batch` at every `num_ctas` and compare each result with the oracle; returns the results."""
     pair = pair or Pair(None, Functors())
     if expected is None:
-        expected = expect(batch, pair.functors, sm_scale=sm_scale, positions=positions)
+        expected = expect(batch, pair.functors, sm_scale=sm_scale, positions=positions, scales=scales)
     attn = runner.for_batch(batch, variant=pair.variant, sm_scale=sm_scale)
     results = []
     for count in num_ctas:
@@ -230,7 +259,7 @@ def check(
             kv_pos=positions.kv_pos,
         )
         observe(attn, count)
-        out, lse = run(attn, batch, return_lse=pair.functors.use_softmax, params=pair.run_params)
+        out, lse = run(attn, batch, return_lse=pair.functors.use_softmax, params=pair.run_params, scales=scales)
         compare(batch, out, lse, expected, f"num_ctas {count} ")
         results.append((out, lse))
     return results

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
-from attnloom.errors import InvalidArgument, NotYetSupported
+from attnloom.errors import InvalidArgument
 
 HEAD_DIMS = (16, 32, 64, 80, 96, 112, 128, 192, 256, 512)
 HEAD_DIM_PAIRS = ((192, 128), (576, 512))
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+FP8_FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+FP8_DTYPES = tuple(FP8_FORMATS)
 KV_LAYOUTS = ("NHD", "HND")
 _INT32_MAX = 2**31 - 1
 _FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -23,7 +25,8 @@ class AttentionSpec:
     """Heads, dims, dtypes and layout of one attention; validated at construction.
 
     head_dim_qk is the last dimension of q and k, head_dim_vo of v and out; page_size None makes it a
-    run-time integer of the plan; sm_scale multiplies q·k.
+    run-time integer of the plan; sm_scale multiplies q·k. kv_dtype is that of k and v: dtype, or an fp8 format
+    beside fp16 and bf16.
 
     Raises InvalidArgument for a value outside what is supported.
 
@@ -46,6 +49,11 @@ class AttentionSpec:
     def group_size(self) -> int:
         """Query heads per kv head."""
         return self.num_qo_heads // self.num_kv_heads
+
+    @property
+    def kv_fp8(self) -> str:
+        """The format of an fp8 cache, "e4m3" or "e5m2"; empty where k and v have the dtype of q."""
+        return FP8_FORMATS.get(self.kv_dtype, "")
 
     @staticmethod
     def create(
@@ -133,7 +141,12 @@ def _check_dtypes(dtype: object, kv_dtype: object) -> None:
             supported="torch.float16, torch.bfloat16 or torch.float32",
             fix="Name the type that q, k and v have, or convert them.",
         )
-    if kv_dtype is not None and kv_dtype != dtype:
-        if not isinstance(kv_dtype, torch.dtype):
-            raise InvalidArgument(name="kv_dtype", given=kv_dtype, supported="a torch.dtype", fix="")
-        raise NotYetSupported(feature=f"kv_dtype={kv_dtype} with dtype={dtype}", fix="Leave kv_dtype out.")
+    quantised = kv_dtype in FP8_DTYPES and dtype != torch.float32
+    if kv_dtype is not None and kv_dtype != dtype and not quantised:
+        supported = "" if dtype == torch.float32 else "".join(f" or {one}" for one in FP8_DTYPES)
+        raise InvalidArgument(
+            name="kv_dtype",
+            given=kv_dtype,
+            supported=f"{dtype} (that of q){supported}",
+            fix="Leave it out for q's dtype; fp8 caches go with fp16 and bf16.",
+        )

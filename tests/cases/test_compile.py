@@ -1,13 +1,14 @@
 """torch.compile: one graph for many objects, plans and lengths; eager calls never enter the operator."""
 
 import copy
+import dataclasses
 import pickle
 import shutil
 
 import oracle
 import pytest
 import torch
-from harness import compare, expect
+from harness import Scales, compare, expect
 from torch._dynamo.utils import counters
 
 import attnloom as al
@@ -127,6 +128,27 @@ def test_operands_lse_and_states_pass_through_a_graph(runner):
     assert all(torch.equal(a, b) for a, b in zip(given, wanted, strict=True))
     assert torch.equal(out, wanted[0])
     compare(batch, given[1], given[2], expect(batch, oracle.causal() & oracle.sinks(values.cpu())))
+
+
+@pytest.mark.case(61)
+def test_scales_of_an_fp8_cache(runner):
+    """Numbers and tensors; a tensor's new value needs no other graph."""
+    heads = dataclasses.replace(HEADS, dtype=torch.float16, kv_dtype=torch.float8_e4m3fn)
+    batch = runner.place(random_sequences([3, 1], [9, 40], heads), Placement())
+    attn = runner.for_batch(batch)
+    attn.plan(batch.qo_indptr, batch.kv)
+
+    def layer(q, k, v, k_scale):
+        out, lse = attn.run(q, k, v, k_scale=k_scale, v_scale=0.5, return_lse=True)
+        return out, lse, attn.run(q, k, v, v_scale=k_scale)
+
+    compiled = torch.compile(layer, fullgraph=True)
+    k_scale = torch.tensor([0.25, 3.0], device=runner.device)
+    for new in ([0.25, 3.0], [1.0, 0.1]):
+        k_scale.copy_(torch.tensor(new))
+        given = compiled(batch.q, *batch.caches, k_scale)
+        assert all(torch.equal(a, b) for a, b in zip(given, layer(batch.q, *batch.caches, k_scale), strict=True))
+        compare(batch, *given[:2], expect(batch, oracle.Functors(), scales=Scales(k_scale, 0.5)))
 
 
 def test_the_fake_kernel_agrees_with_the_real_one(runner):

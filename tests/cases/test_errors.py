@@ -43,7 +43,18 @@ CONSTRUCTION = {
     "implementation": (lambda: make(implementation="cuda"), errors.AttnLoomError, ("cuda", "cpu", "reference")),
     "implementation of another type": (lambda: make(implementation=["cpu"]), errors.InvalidArgument, ("['cpu']",)),
     "a scale beyond floats": (lambda: make(sm_scale=10**400), errors.InvalidArgument, ("sm_scale", "finite")),
-    "fp8 cache": (lambda: make(kv_dtype=torch.float8_e4m3fn), errors.NotYetSupported, ("float8_e4m3fn", "kv_dtype")),
+    "cache of another kind": (
+        lambda: make(kv_dtype=torch.int8), errors.InvalidArgument,
+        ("kv_dtype = torch.int8", "torch.bfloat16 (that of q)", "float8_e4m3fn", "float8_e5m2"),
+    ),
+    "fp16 cache beside bf16": (
+        lambda: make(kv_dtype=torch.float16), errors.InvalidArgument, ("torch.float16", "torch.bfloat16"),
+    ),
+    "fp8 cache beside fp32": (
+        lambda: make(dtype=torch.float32, kv_dtype=torch.float8_e5m2), errors.InvalidArgument,
+        ("kv_dtype = torch.float8_e5m2", "expected torch.float32", "fp16 and bf16"),
+    ),
+    "cache dtype of text": (lambda: make(kv_dtype="fp8"), errors.InvalidArgument, ("kv_dtype = 'fp8'",)),
     "control flow": (lambda: al.Variant(logits_transform=branch), errors.VariantError, ("test_errors.py", "where")),
     "unknown name": (lambda: al.Variant(logits_transform=unknown_name), errors.AttnLoomError, ("slope", "params")),
     "mask that is none": (

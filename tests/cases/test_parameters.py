@@ -107,7 +107,7 @@ def constructor() -> dict[str, Callable[[World], bool]]:
             options={"dtype": torch.float16},
             run={"q": w.batch.q.half(), "k_cache": w.k.half(), "v_cache": w.v.half()},
         ),
-        "kv_dtype": lambda w: raises(NOT_YET, lambda: w.engine(kv_dtype=torch.float16)),
+        "kv_dtype": lambda w: not torch.equal(quantised(w), w.out()),
         "page_size": lambda w: raises(al.errors.InvalidArgument, lambda: w.planned({"page_size": 8})),
         "kv_layout": lambda w: raises(al.errors.PlanMismatch, lambda: w.out({"kv_layout": "HND"})),
         "variant": lambda w: w.differs(options={"variant": None}),
@@ -161,13 +161,20 @@ def run() -> dict[str, Callable[[World], bool]]:
         "k_cache": lambda w: w.differs(run={"k_cache": w.k * 0.5}),
         "v_cache": lambda w: w.differs(run={"v_cache": w.v * 0.5}),
         "params": lambda w: w.differs(run={"params": {"gain": 0.1}}),
-        "k_scale": lambda w: raises(NOT_YET, lambda: w.out(run={"k_scale": 0.5})),
-        "v_scale": lambda w: raises(NOT_YET, lambda: w.out(run={"v_scale": torch.tensor(0.5)})),
+        "k_scale": lambda w: not torch.equal(quantised(w), quantised(w, k_scale=0.5)),
+        "v_scale": lambda w: not torch.equal(quantised(w), quantised(w, v_scale=0.5)),
         "out": lambda w: written(w, "out", (48, 4, 32)),
         "lse": lambda w: written(w, "lse", (48, 4)),
         "return_lse": lambda w: len(w.out(run={"return_lse": True})) == 2,
         "return_state": lambda w: len(w.out(run={"return_state": True})) == 2,
     }
+
+
+def quantised(w: World, **scales: float) -> torch.Tensor:
+    """The batch with e4m3 caches."""
+    fp8 = torch.float8_e4m3fn
+    tensors = {"q": w.batch.q.half(), "k_cache": w.k.to(fp8), "v_cache": w.v.to(fp8)}
+    return w.out({"dtype": torch.float16, "kv_dtype": fp8}, run={**tensors, **scales}).float()
 
 
 def flat(w: World, **given: Any) -> torch.Tensor:
@@ -185,8 +192,16 @@ def one_call() -> dict[str, Callable[[World], bool]]:
         shape = (rows, 4 if name == "q" else 2, 32)
         return other(w, **{name: torch.linspace(-1, 1, rows * shape[1] * 32, device=w.runner.device).view(shape)})
 
+    def scaled(w: World, **scale: float) -> bool:
+        sequences = random_sequences([5], [9], HEADS)
+        q, k, v = (x[0].to(w.runner.device) for x in (sequences.q, sequences.k, sequences.v))
+        tensors = {"q": q.half(), "k": k.to(torch.float8_e5m2), "v": v.to(torch.float8_e5m2)}
+        return not torch.equal(flat(w, **tensors), flat(w, **tensors, **scale))
+
     indptr = {"qo_indptr": [0, 2, 5], "kv_indptr": [0, 3, 9]}
     return {
+        "k_scale": lambda w: scaled(w, k_scale=0.5),
+        "v_scale": lambda w: scaled(w, v_scale=0.5),
         "q": lambda w: changed(w, "q", 5),
         "k": lambda w: changed(w, "k", 9),
         "v": lambda w: changed(w, "v", 9),

@@ -16,6 +16,7 @@ from attnloom.api.operands import Operands, OperandTable, copies, same_values
 from attnloom.api.options import check_variant, resolve_device
 from attnloom.api.placing import place
 from attnloom.api.planned import Planned
+from attnloom.api.scales import check_scale
 from attnloom.errors import CaptureRefused, InvalidArgument, NotYetSupported, PlanRequired, StateError
 from attnloom.impl import dispatch
 from attnloom.impl.base import LaunchTensors
@@ -35,7 +36,8 @@ class BatchAttention:
     """Attention over a batch of requests with ragged or paged KV.
 
     Options (what is computed): num_qo_heads, num_kv_heads, head_dim (of q and k; of v too unless
-    head_dim_vo is given), dtype of q, k, v and out; page_size (None: chosen at each plan), kv_layout
+    head_dim_vo is given), dtype of q, k, v and out; kv_dtype (None: dtype) of k and v, torch.float8_e4m3fn or
+    torch.float8_e5m2 beside fp16 and bf16; page_size (None: chosen at each plan), kv_layout
     "NHD" or "HND", variant (None: full attention), sm_scale (default ``head_dim ** -0.5``), device
     (None: torch's default), implementation (a name of `implementations()`; None: the first that can),
     workspace (1-D uint8 of `workspace_size()` bytes; None: the engine owns one), planner ("stream", or
@@ -192,24 +194,27 @@ class BatchAttention:
         pool ``[num_pages, page_size, num_kv_heads, D]`` (NHD) or ``[num_pages, num_kv_heads, page_size, D]``
         (HND), one packed pool ``[num_pages, 2, ...]`` as k_cache alone, or ragged ``[total_kv, num_kv_heads, D]``
         (HND ``[num_kv_heads, total_kv, D]``); strides free but for the last dimension. params: operands,
-        latest wins; out and lse: where to write.
+        latest wins; out and lse: where to write. k_scale, v_scale (fp8 caches alone): an element of the cache stands
+        for itself times its scale, a number >= 0 (default 1) or an fp32 tensor on the device, 0-d or
+        ``[num_kv_heads]``. A tensor is read when the kernel runs, so that a CUDA graph takes what it holds at replay
+        (a number stays); a negative element there makes results NaN.
 
         Returns out ``[rows, num_qo_heads, head_dim_vo]``; with return_lse (out, lse), lse fp32
         ``[rows, num_qo_heads]``, natural log; with return_state the raw fp32 state (out, lse) before sink and
         output_transform (lse None without softmax).
         """
-        if k_scale is not None or v_scale is not None:
-            raise NotYetSupported(feature="k_scale and v_scale (fp8 caches)", fix="Leave them out.")
         if return_lse and not return_state and not self._program.use_softmax:
             raise StateError(reason="a variant without softmax has no lse", fix="Leave return_lse out.")
         with_lse = self._program.use_softmax and (return_lse or return_state or lse is not None)
+        inputs: operator.Tensors = (q, k_cache, v_cache)
+        scales = (k_scale, v_scale)
         if torch.compiler.is_compiling():
             result, result_lse = operator.traced_run(
-                self._handle, (q, k_cache, v_cache), params=params, into=(out, lse), with_lse=with_lse, raw=return_state
+                self._handle, inputs, scales, params=params, into=(out, lse), with_lse=with_lse, raw=return_state
             )
         else:
             result, result_lse = self.compute(
-                q, k_cache, v_cache, params=params, out=out, lse=lse, with_lse=with_lse, raw=return_state
+                *inputs, scales=scales, params=params, out=out, lse=lse, with_lse=with_lse, raw=return_state
             )
         return (result, result_lse) if return_lse or return_state else result
 
@@ -219,6 +224,7 @@ class BatchAttention:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor | None,
         *,
+        scales: tuple[Any, Any] = (None, None),
         params: Mapping[str, Any] | None = None,
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
@@ -230,6 +236,10 @@ class BatchAttention:
         spec, total_q = self.spec, state.inputs.total_q
         tensors.check_q(q, spec, self.device, total_q)
         k, v = self._caches(k_cache, v_cache, state)
+        k_scale, v_scale = (
+            check_scale(name, scale, spec.kv_fp8, heads=spec.num_kv_heads, device=self.device)
+            for name, scale in zip(("k_scale", "v_scale"), scales, strict=True)
+        )
         rows = self._rows(state, q, (k, v), params)
         operands = self._operands.at_run(state.operands, params, state.inputs.lengths)
         state = self._follow_structure(state, operands)
@@ -248,6 +258,8 @@ class BatchAttention:
                     out=out,
                     lse=lse,
                     workspace=self._workspace.buffer,
+                    k_scale=k_scale,
+                    v_scale=v_scale,
                     params=operands,
                     q_pos=state.placed.q_pos,
                     kv_pos=state.placed.kv_pos,

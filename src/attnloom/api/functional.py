@@ -22,7 +22,7 @@ from attnloom.errors import (
 )
 from attnloom.formats import PagedKV, RaggedKV
 from attnloom.impl import dispatch, states
-from attnloom.spec import finite
+from attnloom.spec import FP8_DTYPES, finite
 from attnloom.target import Target
 from attnloom.variant import Variant
 
@@ -38,21 +38,24 @@ def attention(
     qo_indptr: Any = None,
     kv_indptr: Any = None,
     sm_scale: float | None = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     return_lse: bool = False,
     implementation: str | None = None,
 ) -> Any:
     """Attention in one call: plan and run.
 
     q, k, v: ``[total, H, D]`` with qo_indptr and kv_indptr ``[batch + 1]`` (both None: one request), or
-    ``[B, S, H, D]`` without them. variant None is full attention (not causal). Returns out shaped as q (with
-    v's head dim), and with return_lse (out, lse), lse fp32 without the last dimension.
+    ``[B, S, H, D]`` without them; k and v in q's dtype or, beside fp16 and bf16, of an fp8 format with the scales
+    k_scale and v_scale of `BatchAttention.run`. variant None is full attention (not causal). Returns out shaped as q
+    (with v's head dim), and with return_lse (out, lse), lse fp32 without the last dimension.
     """
     batched = _check_shapes(q, k, v, qo_indptr, kv_indptr)
     heads_axis = q.ndim - 2
     engine = _engine(
         variant or _FULL,
         (q.shape[heads_axis], k.shape[heads_axis], q.shape[-1], v.shape[-1]),
-        q.dtype,
+        (q.dtype, k.dtype if k.dtype in FP8_DTYPES else None),
         (str(q.device), None if sm_scale is None else finite("sm_scale", sm_scale), implementation),
         threading.get_ident(),
     )
@@ -69,14 +72,15 @@ def attention(
         rows = q.reshape(batch * q_len, q.shape[2], q.shape[3])
         if not kv_len:  # a pool of empty pages
             k, v = k.new_empty((0, 1, *k.shape[2:])), v.new_empty((0, 1, *v.shape[2:]))
-        out, lse = engine.run(rows, k, v, return_lse=True) if return_lse else (engine.run(rows, k, v), None)
+        result = engine.run(rows, k, v, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+        out, lse = result if return_lse else (result, None)
         out = out.view(batch, q_len, *out.shape[1:])
         return (out, lse.view(out.shape[:3])) if lse is not None else out
     engine.plan(
         [0, q.shape[0]] if qo_indptr is None else qo_indptr,
         RaggedKV([0, k.shape[0]] if kv_indptr is None else kv_indptr),
     )
-    return engine.run(q, k, v, return_lse=return_lse)
+    return engine.run(q, k, v, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
 
 
 def merge_state(
@@ -132,7 +136,7 @@ def implementations(device: torch.device | str | int | None = None) -> list[disp
 def _engine(
     variant: Variant,
     shape: tuple[int, int, int, int],
-    dtype: torch.dtype,
+    dtypes: tuple[torch.dtype, torch.dtype | None],
     where: tuple[str, float | None, str | None],
     thread: int,
 ) -> BatchAttention:
@@ -143,7 +147,8 @@ def _engine(
         num_kv_heads=shape[1],
         head_dim=shape[2],
         head_dim_vo=shape[3],
-        dtype=dtype,
+        dtype=dtypes[0],
+        kv_dtype=dtypes[1],
         variant=variant,
         sm_scale=sm_scale,
         device=device,

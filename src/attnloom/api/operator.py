@@ -26,6 +26,7 @@ class Engine(Protocol):
         k_cache: torch.Tensor,
         v_cache: torch.Tensor | None,
         *,
+        scales: tuple[Any, Any],
         params: Mapping[str, Any] | None,
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
@@ -37,11 +38,11 @@ class Engine(Protocol):
 
 _LIBRARY = torch.library.Library("attnloom", "DEF")
 _LIBRARY.define(
-    "run(SymInt handle, Tensor q, Tensor k_cache, Tensor? v_cache, *, "
+    "run(SymInt handle, Tensor q, Tensor k_cache, Tensor? v_cache, *, Tensor? k_scale=None, Tensor? v_scale=None, "
     "str[] names, Tensor[] values, bool with_lse, bool raw) -> (Tensor, Tensor)"
 )
 _LIBRARY.define(
-    "run_into(SymInt handle, Tensor q, Tensor k_cache, Tensor? v_cache, *, "
+    "run_into(SymInt handle, Tensor q, Tensor k_cache, Tensor? v_cache, *, Tensor? k_scale=None, Tensor? v_scale=None, "
     "str[] names, Tensor[] values, Tensor(a!) into, Tensor(b!)? lse, bool raw) -> ()"
 )
 _objects: weakref.WeakValueDictionary[int, Engine] = weakref.WeakValueDictionary()
@@ -58,13 +59,17 @@ def register(engine: Engine) -> int:
 def traced_run(
     handle: int,
     inputs: Tensors,
+    scales: tuple[Any, Any],
     *,
     params: Mapping[str, Any] | None,
     into: tuple[torch.Tensor | None, torch.Tensor | None],
     with_lse: bool,
     raw: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The call that dynamo records in place of `run`; inputs are q and the caches, into the caller's out and lse."""
+    """The call that dynamo records in place of `run`.
+
+    inputs are q and the caches; scales those of k and v, None, numbers or tensors; into the caller's out and lse.
+    """
     q, k_cache, v_cache = inputs
     out, lse = into
     names: list[str] = []
@@ -79,21 +84,32 @@ def traced_run(
             )
         names.append(name)
         values.append(value)
+    common = {
+        "k_scale": _as_tensor(scales[0], q.device),
+        "v_scale": _as_tensor(scales[1], q.device),
+        "names": names,
+        "values": values,
+        "raw": raw,
+    }
     # An engine is often an attribute of a module, whose integers dynamo takes for constants: one graph a layer.
     with torch._dynamo.patch_dynamo_config(allow_unspec_int_on_nn_module=True):
         if out is None and lse is None:
-            made, made_lse = torch.ops.attnloom.run(
-                handle, q, k_cache, v_cache, names=names, values=values, with_lse=with_lse, raw=raw
-            )
+            made, made_lse = torch.ops.attnloom.run(handle, q, k_cache, v_cache, with_lse=with_lse, **common)
             return made, made_lse if with_lse else None
         if out is None:
             out = torch.zeros(_shape(q, k_cache, v_cache), dtype=torch.float32 if raw else q.dtype, device=q.device)
         if lse is None and with_lse:
             lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
-        torch.ops.attnloom.run_into(
-            handle, q, k_cache, v_cache, names=names, values=values, into=out, lse=lse if with_lse else None, raw=raw
-        )
-    return out, lse if with_lse else None
+        lse = lse if with_lse else None
+        torch.ops.attnloom.run_into(handle, q, k_cache, v_cache, into=out, lse=lse, **common)
+    return out, lse
+
+
+def _as_tensor(scale: Any, device: torch.device) -> torch.Tensor | None:
+    """A scale for the operator, whose numbers would be constants of the graph."""
+    if scale is None or isinstance(scale, torch.Tensor):
+        return scale
+    return torch.full((), scale, dtype=torch.float32, device=device)
 
 
 def _run(
@@ -102,6 +118,8 @@ def _run(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor | None,
     *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     names: list[str],
     values: list[torch.Tensor],
     with_lse: bool,
@@ -109,7 +127,7 @@ def _run(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     engine = _objects[handle]
     params = dict(zip(names, values, strict=True)) or None
-    out, lse = engine.compute(q, k_cache, v_cache, params=params, with_lse=with_lse, raw=raw)
+    out, lse = engine.compute(q, k_cache, v_cache, scales=(k_scale, v_scale), params=params, with_lse=with_lse, raw=raw)
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
@@ -119,6 +137,8 @@ def _fake(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor | None,
     *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     names: list[str],
     values: list[torch.Tensor],
     with_lse: bool,
@@ -141,6 +161,8 @@ def _run_into(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor | None,
     *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     names: list[str],
     values: list[torch.Tensor],
     into: torch.Tensor,  # dynamo refuses strided tensors under the name `out`
@@ -148,7 +170,10 @@ def _run_into(
     raw: bool,
 ) -> None:
     params = dict(zip(names, values, strict=True)) or None
-    _objects[handle].compute(q, k_cache, v_cache, params=params, out=into, lse=lse, with_lse=lse is not None, raw=raw)
+    scales = (k_scale, v_scale)
+    _objects[handle].compute(
+        q, k_cache, v_cache, scales=scales, params=params, out=into, lse=lse, with_lse=lse is not None, raw=raw
+    )
 
 
 def _fake_into(*args: Any, **kwargs: Any) -> None:
@@ -162,6 +187,7 @@ def _refusing_gradients(operator: Any) -> Any:
         if torch.is_grad_enabled():
             given = dict(zip(("q", "k_cache", "v_cache"), args[1:], strict=False))
             named = zip(kwargs["names"], kwargs["values"], strict=True)
+            given |= {name: kwargs.get(name) for name in ("k_scale", "v_scale")}
             given |= {f"variant parameter {name!r}": value for name, value in named}
             for name, tensor in given.items():
                 if tensor is not None and tensor.requires_grad:

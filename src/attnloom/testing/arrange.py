@@ -62,7 +62,7 @@ class _Maker:
         return (pages, self.heads.num_kv, size, dim) if hnd else (pages, size, self.heads.num_kv, dim)
 
     def new(self, *shape: int) -> torch.Tensor:
-        return poison_(torch.empty(shape, dtype=self.heads.dtype, device=self.device), self.poison)
+        return poison_(torch.empty(shape, dtype=self.heads.cached, device=self.device), self.poison)
 
     def equal_dim(self) -> int:
         if self.heads.dim_qk != self.heads.dim_vo:

@@ -109,12 +109,12 @@ def random_sequences(
     """Normal q, k and v of the given lengths; the first `shared_prefix` keys are the same in every request."""
     generator = torch.Generator().manual_seed(seed)
 
-    def normal(rows: int, count: int, dim: int) -> torch.Tensor:
-        return torch.randn(rows, count, dim, generator=generator).to(heads.dtype)
+    def normal(rows: int, count: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.randn(rows, count, dim, generator=generator).to(dtype)
 
-    q = tuple(normal(n, heads.num_qo, heads.dim_qk) for n in qo_len)
-    k = tuple(normal(n, heads.num_kv, heads.dim_qk) for n in kv_len)
-    v = tuple(normal(n, heads.num_kv, heads.dim_vo) for n in kv_len)
+    q = tuple(normal(n, heads.num_qo, heads.dim_qk, heads.dtype) for n in qo_len)
+    k = tuple(normal(n, heads.num_kv, heads.dim_qk, heads.cached) for n in kv_len)
+    v = tuple(normal(n, heads.num_kv, heads.dim_vo, heads.cached) for n in kv_len)
     for each in (k, v):
         for later in each[1:]:
             later[:shared_prefix] = each[0][: later.shape[0]][:shared_prefix]

@@ -20,18 +20,24 @@ Arrangement = Literal["separate", "packed", "interleaved", "layers", "padded", "
 
 @dataclass(frozen=True)
 class Heads:
-    """Head counts, head dimensions and the storage type of q, k and v."""
+    """Head counts, head dimensions, the storage type of q, and that of k and v (None: the same)."""
 
     num_qo: int = 4
     num_kv: int = 2
     dim_qk: int = 64
     dim_vo: int = 64
     dtype: torch.dtype = torch.bfloat16
+    kv_dtype: torch.dtype | None = None
 
     @classmethod
     def of(cls, num_qo: int, num_kv: int, dim: int, dtype: torch.dtype = torch.bfloat16) -> Heads:
         """Heads of equal q·k and v dimension."""
         return cls(num_qo, num_kv, dim, dim, dtype)
+
+    @property
+    def cached(self) -> torch.dtype:
+        """The storage type of k and v."""
+        return self.kv_dtype or self.dtype
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,14 @@ _GUARD = 0xA5
 
 
 def poison_(tensor: torch.Tensor, kind: str = "nan") -> torch.Tensor:
-    """Fill `tensor` (any strides) in place with the poison `kind`, a key of `POISONS`; return it."""
-    return tensor.fill_(POISONS[kind])
+    """Fill `tensor` (any strides) in place with the poison `kind`, a key of `POISONS`; return it.
+
+    A type whose range it leaves gets its largest number.
+    """
+    value = POISONS[kind]
+    largest = torch.finfo(tensor.dtype).max
+    has_inf = tensor.dtype != torch.float8_e4m3fn
+    return tensor.fill_(min(value, largest) if value > largest and not (has_inf and math.isinf(value)) else value)
 
 
 def dirty_bytes_(workspace: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from attnloom.impl.base import LaunchTensors
+from attnloom.schedule.arrays import Stored
 from attnloom.schedule.work import ClassPlan, Plan
 from attnloom.schedule.workspace import Region, layout
 from attnloom.spec import FP8_DTYPES
@@ -31,6 +32,9 @@ class Pointing(Protocol):
     def tensor(self, tensor: torch.Tensor) -> Any:
         """A tensor's first element."""
 
+    def field(self, owner: Stored, name: str) -> Any:
+        """The first element of an array of the plan."""
+
     def part(self, workspace: torch.Tensor, offset: int, size: int) -> Any:
         """fp32 elements in `size` bytes of a uint8 workspace from byte `offset` on."""
 
@@ -39,6 +43,9 @@ class _Tensors:
     def tensor(self, tensor: torch.Tensor) -> Any:
         return tensor.view(torch.uint8) if tensor.dtype in _BYTES else tensor
 
+    def field(self, owner: Stored, name: str) -> Any:
+        return getattr(owner, name)
+
     def part(self, workspace: torch.Tensor, offset: int, size: int) -> Any:
         return workspace[offset : offset + size].view(torch.float32)
 
@@ -46,6 +53,9 @@ class _Tensors:
 class _Addresses:
     def tensor(self, tensor: torch.Tensor) -> Any:
         return tensor.data_ptr()
+
+    def field(self, owner: Stored, name: str) -> Any:
+        return owner.address(name)
 
     def part(self, workspace: torch.Tensor, offset: int, size: int) -> Any:
         return workspace.data_ptr() + offset
@@ -80,21 +90,20 @@ class CallArguments(NamedTuple):
 
 def of_plan(plan: Plan, head_dim_vo: int, point: Pointing) -> PlanArguments:
     """The plan's arrays."""
-    view, pointer = plan.levels[0], point.tensor
-    unused = pointer(plan.qo_indptr)
-    pages = unused if view.pages is None else pointer(view.pages)
-    merges = plan.merges
+    view, field = plan.levels[0], point.field
+    unused = field(plan, "qo_indptr")
+    pages = unused if view.pages is None else point.tensor(view.pages)
     return PlanArguments(
         unused=unused,
-        sequences=(unused, pointer(plan.kv_indptr), pointer(view.kv_len), pages, pointer(view.page_start)),
+        sequences=(unused, field(plan, "kv_indptr"), field(view, "kv_len"), pages, field(view, "page_start")),
         work=tuple(_work(work, point) for work in plan.classes),
-        merges=tuple(map(pointer, (merges.entries, merges.indptr, merges.slots))),
+        merges=tuple([field(plan.merges, name) for name in ("entries", "indptr", "slots")]),
         regions=layout([work.tile for work in plan.classes], head_dim_vo).regions,
     )
 
 
 def _work(work: ClassPlan, point: Pointing) -> tuple[Any, ...]:
-    return tuple(map(point.tensor, (work.items, work.item_segments, work.segments, work.work_indptr)))
+    return tuple([point.field(work, name) for name in ("items", "item_segments", "segments", "work_indptr")])
 
 
 _addresses: dict[int, tuple[weakref.ref[Plan], PlanArguments]] = {}

@@ -7,6 +7,7 @@ two pieces of power-of-two width (192 = 128 + 64). Functors come as constexpr fu
 import triton
 import triton.language as tl
 
+from attnloom.kernels.fp8 import logits_scale, scale_of
 from attnloom.kernels.triton.finish import finish_rows, write_final, write_partial
 from attnloom.kernels.triton.items import load_queries, locate_rows, next_run, read_item, read_request, read_segment
 from attnloom.kernels.triton.rows import row_positions
@@ -118,7 +119,7 @@ def attend(
     return acc0, acc1, row_max, row_sum
 
 
-@triton.jit(do_not_specialize=["operands", "sm_scale", "page_size", "num_pages", "heads_per_item"])
+@triton.jit(do_not_specialize=["operands", "sm_scale", "page_size", "num_pages", "heads_per_item", "kv_scales"])
 def attention_kernel(
     q_tensor,  # (pointer, row stride, head stride)
     k_tensor,  # (pointer, page stride, token stride, head stride)
@@ -134,6 +135,7 @@ def attention_kernel(
     page_size,
     num_pages,  # of the pool
     heads_per_item,
+    kv_scales,  # () or (scale of k, stride, scale of v, stride): numbers, or pointers to one or one a kv head
     LOGITS: tl.constexpr,
     MASK: tl.constexpr,
     SINK: tl.constexpr,
@@ -165,6 +167,7 @@ def attention_kernel(
         inside, q_idx, q_row, qo_head = locate_rows(item, of_request, cfg)
         q_pos = row_positions(q_pos_ptr, q_begin, q_idx, qo_len, kv_len, cfg.HAS_Q_POS)
         head = kv_head.to(tl.int64)
+        scale = sm_scale if cfg.KV_FP8 == "" else logits_scale(sm_scale, kv_scales, head, cfg.FOLD)
         acc0, acc1, row_max, row_sum = attend(
             q,
             (segments_ptr, first, last),
@@ -172,7 +175,7 @@ def attention_kernel(
             (k_ptr + head * k_stride_head, v_ptr + head * v_stride_head, k_page, k_token, v_page, v_token),
             (pages_ptr, page_start, page_size, num_pages),
             (q_pos, q_idx, qo_head, kv_head, request, qo_len),
-            (kv_len, sm_scale, kv_pos_ptr + tl.load(kv_indptr_ptr + request)),
+            (kv_len, scale, kv_pos_ptr + tl.load(kv_indptr_ptr + request)),
             operands,
             LOGITS,
             MASK,
@@ -186,6 +189,10 @@ def attention_kernel(
             factor, lse = close_softmax(row_max, row_sum)
             acc0 = acc0 * factor[:, None]
             acc1 = acc1 * factor[:, None]
+        if cfg.KV_FP8 != "":
+            v_scale = scale_of(kv_scales[2], kv_scales[3], head)
+            acc0 = acc0 * v_scale
+            acc1 = acc1 * v_scale
         if slot < 0:
             acc0, acc1, lse = finish_rows(
                 (acc0, acc1), lse, (q_pos, qo_head, kv_head, request), operands, SINK, OUTPUT, cfg

@@ -20,6 +20,8 @@ class KernelConfig:
     HAS_Q_POS, HAS_KV_POS     positions are given as arrays
     HAS_LSE                   lse is written; pointers that a flag leaves out are dummies
     UPCAST                    operands of products go to fp32 first
+    KV_FP8                    "", or the format of k and v, whose pointers are then to bytes: "e4m3", "e5m2"
+    FP8_CAST                  the GPU converts that format itself
     RAW                       the state of pure softmax is asked for: no sink, no output_transform
     """
 
@@ -45,4 +47,6 @@ class KernelConfig:
     HAS_KV_POS: bool
     HAS_LSE: bool
     UPCAST: bool
+    KV_FP8: str
+    FP8_CAST: bool
     RAW: bool

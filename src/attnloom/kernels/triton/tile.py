@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from attnloom.kernels.fp8 import dequantised
 from attnloom.kernels.triton.paging import row_offsets
 from attnloom.kernels.triton.rows import load_rows
 from attnloom.kernels.triton.softmax import LOG2E, NEG_INF, dot, online_softmax
@@ -24,16 +25,26 @@ def empty_state(cfg: tl.constexpr):
 
 
 @triton.jit
+def load_cached(base, dim_begin: tl.constexpr, inside, q, WIDTH: tl.constexpr, DIM: tl.constexpr, cfg: tl.constexpr):
+    """`load_rows` of a cache, as numbers that a product with `q` takes; scales are left to who uses them."""
+    rows = load_rows(base, dim_begin, inside, WIDTH, DIM)
+    FORMAT: tl.constexpr = cfg.KV_FP8
+    if FORMAT != "":
+        rows = dequantised(rows, FORMAT, cfg.FP8_CAST, tl.float32 if cfg.UPCAST else q.dtype)
+    return rows
+
+
+@triton.jit
 def raw_scores(q, k_ptr, offsets, cfg: tl.constexpr):
     """q · k of one kv tile, fp32 [TILE_Q, TILE_KV]."""
     q0, q1 = q
     ROWS: tl.constexpr = cfg.TILE_Q
     KEYS: tl.constexpr = cfg.TILE_KV
     every = tl.full([KEYS], True, tl.int1)
-    k0 = load_rows(k_ptr + offsets, 0, every, cfg.K0, cfg.DIM_QK)
+    k0 = load_cached(k_ptr + offsets, 0, every, q0, cfg.K0, cfg.DIM_QK, cfg)
     scores = dot(q0, tl.trans(k0), tl.zeros([ROWS, KEYS], tl.float32), cfg.UPCAST)
     if cfg.K1 > 0:
-        k1 = load_rows(k_ptr + offsets, cfg.K0, every, cfg.K1, cfg.DIM_QK)
+        k1 = load_cached(k_ptr + offsets, cfg.K0, every, q1, cfg.K1, cfg.DIM_QK, cfg)
         scores = dot(q1, tl.trans(k1), scores, cfg.UPCAST)
     return scores
 
@@ -134,9 +145,9 @@ def visit_tile(
         v_rows = k_rows
     else:
         v_rows = row_offsets(tile_begin, kv_len, table, v_page, v_token, cfg.TILE_KV, cfg.PAGED, cfg.PAGE_SIZE, TAIL)
-    v0 = load_rows(v_ptr + v_rows, 0, useful, cfg.V0, cfg.DIM_VO)
+    v0 = load_cached(v_ptr + v_rows, 0, useful, q[0], cfg.V0, cfg.DIM_VO, cfg)
     acc0 = dot(weights, v0, acc0, cfg.UPCAST)
     if cfg.V1 > 0:
-        v1 = load_rows(v_ptr + v_rows, cfg.V0, useful, cfg.V1, cfg.DIM_VO)
+        v1 = load_cached(v_ptr + v_rows, cfg.V0, useful, q[0], cfg.V1, cfg.DIM_VO, cfg)
         acc1 = dot(weights, v1, acc1, cfg.UPCAST)
     return acc0, acc1, row_max, row_sum
