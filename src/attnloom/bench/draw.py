@@ -14,9 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the tables and write the chart; raises InvalidArgument for another kind of file."""
-    from attnloom.bench.gpu import chart, record, table
+    from attnloom.bench.gpu import charts, record, table
 
     report = record.from_json(args.json.read_text(encoding="utf-8"), str(args.json))
     print(table.render(report))
-    print("wrote", ", ".join(map(str, chart.draw(report, args.chart or args.json.with_suffix(".png")))))
+    print("wrote", ", ".join(map(str, charts.draw(report, args.chart or args.json.with_suffix(".png")))))
     return 0

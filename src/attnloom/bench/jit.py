@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from attnloom.bench.arguments import DTYPES, heads, page_size, positive, variant
+from attnloom.bench.arguments import DTYPES, heads, implementation, page_size, positive, variant
 from attnloom.bench.kernels import kernels_of
 from attnloom.bench.machine import cpu_name
 from attnloom.errors import InvalidArgument, KernelCompileError
@@ -36,7 +36,10 @@ _CHILD = "import sys; from attnloom.bench import jit; jit.child(sys.argv[1])"
 
 @dataclass(frozen=True)
 class Job:
-    """What a fresh process measures; the variant by its words, arch None: on this machine's GPU."""
+    """What a fresh process measures; the variant by its words, arch None: on this machine's GPU.
+
+    implementation: None is the first that can run there.
+    """
 
     words: str
     heads: tuple[int, int]
@@ -44,6 +47,7 @@ class Job:
     dtype: str
     page_size: int | None
     arch: str | None
+    implementation: str | None = "triton"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="bf16", help="default: bf16")
     parser.add_argument("--page-size", type=page_size, default=16, metavar="N", help="or 'ragged'; default: 16")
     parser.add_argument("--arch", metavar="SM", help="compile only, for this GPU, such as sm90")
+    parser.add_argument(
+        "--implementation", type=implementation, default="triton", metavar="NAME", help="or auto; default: triton"
+    )
     parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="processes from a full cache")
 
 
@@ -63,13 +70,20 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidArgument(
             name="--arch", given=None, supported="a name such as sm90", fix="torch sees no GPU here to run on."
         )
+    if args.arch is not None and args.implementation != "triton":
+        raise InvalidArgument(
+            name="--implementation",
+            given=args.implementation,
+            supported="triton with --arch",
+            fix="Leave --arch out: the kernels are then those of the first run on this machine's GPU.",
+        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     what = f"compile only for {args.arch}: nothing is loaded or run" if args.arch else torch.cuda.get_device_name()
     print(f"first call of a variant: {what}; {cores} cores of {cpu_name()}")
     rows, missed = [["variant", "kernels", "cold", "target", "from the cache", "target"]], False
     for words in args.variant:
         variant(words)  # a mistake is shown before anything is measured
-        job = Job(words, args.heads, args.head_dim, args.dtype, args.page_size, args.arch)
+        job = Job(words, args.heads, args.head_dim, args.dtype, args.page_size, args.arch, args.implementation)
         cold, warm = measure(job, args.repeats)
         if warm["compiled"]:
             raise KernelCompileError(
@@ -136,7 +150,6 @@ def _compile_all(job: Job) -> float:
 def _first_run(job: Job) -> float:
     import attnloom as al
 
-    importlib.import_module("attnloom.impl.triton.launch")  # imports are not part of it
     qo_heads, kv_heads = job.heads
     dtype, device = DTYPES[job.dtype], torch.device("cuda", torch.cuda.current_device())
     attn = al.BatchAttention(
@@ -147,8 +160,9 @@ def _first_run(job: Job) -> float:
         page_size=job.page_size,
         variant=variant(job.words),
         device=device,
-        implementation="triton",
+        implementation=job.implementation,
     )
+    importlib.import_module(f"attnloom.impl.{attn.implementation}.launch")  # imports are not part of it
     lengths = torch.tensor([16384, 512])  # a decode whose keys are split, and a prompt
     rows = torch.tensor([0, 1, 513])
     if job.page_size is None:

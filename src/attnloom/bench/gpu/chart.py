@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from attnloom.bench.gpu.case import ATTAINABLE_FLOPS
@@ -20,7 +19,9 @@ _DISTRIBUTIONS = {"constant": "constant", "uniform": "uniform", "zipf": "skewed"
 # One colour an engine, alike in both panels; engines of one family share a hue.
 _COLOURS = {
     "AttnLoom": "#d9480f",
+    "AttnLoom, page 64": "#ee8350",
     "AttnLoom, page 16": "#f4a27a",
+    "AttnLoom, page 1": "#fad0b8",
     "FlashInfer decode": "#1864ab",
     "FlashInfer paged": "#1864ab",
     "FlashInfer ragged": "#74b3e8",
@@ -30,6 +31,10 @@ _COLOURS = {
     "FA2 (torch)": "#9775c9",
 }
 _OTHER_COLOUR = "#495057"
+
+# Sections of a preset whose cases are batches by distribution of lengths, and the kv heads that are shown of them.
+_SECTIONS = ("decode", "batches")
+_KV_HEADS = 8
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ def groups(cases: Sequence[CaseRecord], *, decode: bool, peak_flops: float) -> l
     """
     found = []
     for record in cases:
-        if record.status == MEASURED and record.decodes == decode:
+        if record.status == MEASURED and record.decodes == decode and _belongs(record):
             best = record.read_bytes_per_second if decode else peak_flops
             work = record.counted_bytes if decode else record.flops
             found.append((int(record.case["page_size"] == 1), _group(record, work / best)))
@@ -71,8 +76,22 @@ def groups(cases: Sequence[CaseRecord], *, decode: bool, peak_flops: float) -> l
     return [group for _, group in sorted(found, key=rank)]
 
 
+def _belongs(record: CaseRecord) -> bool:
+    return not record.section or (record.section in _SECTIONS and record.case["heads"][1] == _KV_HEADS)
+
+
 def _group(record: CaseRecord, least: float) -> Group:
-    """least: the seconds that full use of the card would take."""
+    kind, _, size = str(record.case["workload"]).partition("_")
+    qo, kv = record.case["heads"]
+    details = f"{qo}/{kv} heads" + (
+        "" if record.case["page_size"] in (16, None) else f"\npage {record.case['page_size']}"
+    )
+    label = f"{size.replace('x', ' × ')}\n{details}"
+    return Group(_DISTRIBUTIONS.get(kind, kind), label, bars(record, least))
+
+
+def bars(record: CaseRecord, least: float) -> tuple[Bar, ...]:
+    """One bar an engine; least: the seconds that full use of the card would take."""
     quickest: dict[str, Bar] = {}
     for entry in record.entries:
         if not entry.seconds:
@@ -80,33 +99,26 @@ def _group(record: CaseRecord, least: float) -> Group:
         each = spread([least / seconds for seconds in entry.seconds])
         if entry.engine not in quickest or each.median > quickest[entry.engine].median:
             quickest[entry.engine] = Bar(entry.engine, each.median, each.low, each.high)
-    kind, _, size = str(record.case["workload"]).partition("_")
-    qo, kv = record.case["heads"]
-    details = f"{qo}/{kv} heads" + (
-        "" if record.case["page_size"] in (16, None) else f"\npage {record.case['page_size']}"
-    )
-    label = f"{size.replace('x', ' × ')}\n{details}"
-    return Group(_DISTRIBUTIONS.get(kind, kind), label, tuple(quickest.values()))
+    return tuple(quickest.values())
 
 
-def draw(report: Report, path: Path) -> list[Path]:
-    """Write PNG and SVG beside each other as `path` with either suffix; raises MissingDependency without matplotlib."""
-    figure = picture(report)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    paths = [path.with_suffix(".png"), path.with_suffix(".svg")]
-    for each in paths:
-        figure.savefig(each, dpi=150)
-    return paths
+def has_groups(report: Report) -> bool:
+    """Whether there is anything to show."""
+    return any(groups(report.cases, decode=decode, peak_flops=1.0) for decode in (True, False))
+
+
+def matplotlib_figure() -> Any:
+    """The module `matplotlib.figure`; raises MissingDependency without matplotlib."""
+    try:
+        return importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        raise MissingDependency(feature="the chart", package="matplotlib", reason=error) from error
 
 
 def picture(report: Report) -> Any:
     """A matplotlib figure: decode above, prefill below, each only where something was measured."""
-    try:
-        figure_module = importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise MissingDependency(feature="the chart", package="matplotlib", reason=error) from error
-    gpu = str(report.machine.get("gpu", "GPU"))
-    peak, source = _peak(gpu)
+    figure_module = matplotlib_figure()
+    peak, source = card_peak(report)
     panels = [
         (groups(report.cases, decode=True, peak_flops=peak), "Decode", "bandwidth, % of a plain read"),
         (groups(report.cases, decode=False, peak_flops=peak), "Causal prefill", f"FLOP/s, % of {source}"),
@@ -115,29 +127,33 @@ def picture(report: Report) -> Any:
     figure = figure_module.Figure(figsize=(14, 1.3 + 4.2 * max(1, len(panels))), layout="constrained")
     axes = figure.subplots(max(1, len(panels)), 1, squeeze=False)[:, 0]
     for axis, panel in zip(axes, panels, strict=False):
-        _panel(axis, *panel)
-    facts = f"{gpu}, torch {report.machine.get('torch')}, {report.machine.get('date')}"
-    rounds = report.protocol.get("rounds")
-    lines = [
-        f"AttnLoom beside its peers: {facts}",
-        f"bf16 and head dim 128 unless said; medians of {rounds} interleaved rounds, quartiles as whiskers, cold L2",
-    ]
+        draw_panel(axis, *panel)
+    lines = title("AttnLoom beside its peers", report)
     if report.missing:
         lines.append(f"not on this machine: {', '.join(report.missing)}")
     figure.suptitle("\n".join(lines), fontsize=12)
     return figure
 
 
-def _peak(gpu: str) -> tuple[float, str]:
+def title(words: str, report: Report) -> list[str]:
+    """Two lines: what, on which card and when; how it was measured."""
+    facts = f"{report.machine.get('gpu', 'GPU')}, torch {report.machine.get('torch')}, {report.machine.get('date')}"
+    rounds = report.protocol.get("rounds")
+    how = f"bf16 and head dim 128 unless said; medians of {rounds} interleaved rounds, quartiles as whiskers, cold L2"
+    return [f"{words}: {facts}", how]
+
+
+def card_peak(report: Report) -> tuple[float, str]:
     """The card's best bf16 matrix product where it was measured, else what the roofline counts with."""
     for card in CARDS.values():
-        if card.name in gpu:
+        if card.name in str(report.machine.get("gpu")):
             found = next(iter(card.flops_per_second.values()))
             return found, f"{found / 1e12:.0f} T (a large matrix product)"
     return ATTAINABLE_FLOPS, f"{ATTAINABLE_FLOPS / 1e12:.0f} T"
 
 
-def _panel(axis: Any, panel: Sequence[Group], title: str, what: str) -> None:
+def draw_panel(axis: Any, panel: Sequence[Group], heading: str, what: str) -> None:
+    """Groups of bars side by side; what: the y axis."""
     engines = [name for name in _COLOURS if any(bar.engine == name for group in panel for bar in group.bars)]
     engines += sorted({bar.engine for group in panel for bar in group.bars} - set(engines))
     centres, drawn = [], set()
@@ -147,7 +163,7 @@ def _panel(axis: Any, panel: Sequence[Group], title: str, what: str) -> None:
             axis.axvline(position - 0.5, color=GRID, linewidth=1.2)
         ordered = sorted(group.bars, key=lambda bar: engines.index(bar.engine))
         for j, bar in enumerate(ordered):
-            _draw_bar(axis, position + j, bar, label=None if bar.engine in drawn else bar.engine)
+            draw_bar(axis, position + j, bar, label=None if bar.engine in drawn else bar.engine)
             drawn.add(bar.engine)
         centres.append(position + (len(ordered) - 1) / 2)
         position += len(ordered) + 1
@@ -156,7 +172,7 @@ def _panel(axis: Any, panel: Sequence[Group], title: str, what: str) -> None:
     axis.set_xlim(-1, position - 0.5)
     axis.set_ylim(0, 1.18 * max(100 * bar.high for group in panel for bar in group.bars))
     axis.set_ylabel(what)
-    axis.set_title(title, loc="left", fontweight="bold")
+    axis.set_title(heading, loc="left", fontweight="bold")
     axis.grid(axis="y", color=GRID)
     axis.set_axisbelow(True)
     for side in ("top", "right"):
@@ -164,7 +180,8 @@ def _panel(axis: Any, panel: Sequence[Group], title: str, what: str) -> None:
     axis.legend(ncols=min(4, len(engines)), loc="upper left", bbox_to_anchor=(0.14, 1.17), frameon=False, fontsize=9)
 
 
-def _draw_bar(axis: Any, x: float, bar: Bar, *, label: str | None) -> None:
+def draw_bar(axis: Any, x: float, bar: Bar, *, label: str | None) -> None:
+    """A bar of per cent with its quartiles and its height in figures."""
     height = 100 * bar.median
     whisker: Mapping[str, Any] = {"ecolor": INK, "elinewidth": 0.8, "capsize": 1.5}
     axis.bar(

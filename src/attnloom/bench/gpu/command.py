@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from attnloom.bench import machine
-from attnloom.bench.gpu import chart, record, table
+from attnloom.bench.gpu import charts, record, table
 from attnloom.bench.gpu.case import ATTAINABLE_FLOPS, GpuCase
 from attnloom.bench.gpu.clock import CudaClock
 from attnloom.bench.gpu.measure import Bench, WrongResult
@@ -221,7 +221,7 @@ def finish(report: Report, json_path: Path, chart_path: Path) -> None:
     written = [json_path]
     if any(done.status == record.MEASURED for done in report.cases):
         try:
-            written += chart.draw(report, chart_path)
+            written += charts.draw(report, chart_path)
         except MissingDependency as error:  # the figures are there, and `bench draw` makes the chart elsewhere
             print(f"no chart: {error}")
     print("wrote", ", ".join(map(str, written)), flush=True)
