@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from attnloom.errors import MissingDependency, UnsupportedSpec
+from attnloom.impl.dispatch import registry
 from attnloom.spec import AttentionSpec
 from attnloom.target import Target
 
@@ -17,26 +18,31 @@ if TYPE_CHECKING:
 
 
 def kernels_of(
-    spec: AttentionSpec, variant: Variant, target: Target, *, with_lse: bool = False
+    spec: AttentionSpec, variant: Variant, target: Target, *, with_lse: bool = False, implementation: str | None = None
 ) -> Iterator[tuple[str, Request]]:
-    """(what it is, request) of each kernel of `triton` for caches in one piece and default positions.
+    """(what it is, request) of each kernel of the implementation that dispatch would choose, or of the one named.
 
-    A spec whose page_size is None is taken as ragged. Raises UnsupportedSpec for what the target cannot run, and
-    MissingDependency where triton is not installed.
+    Caches lie in one piece, positions are the default ones, and a spec whose page_size is None is taken as ragged.
+    Raises UnsupportedSpec for what the target cannot run, and MissingDependency where triton is not installed.
     """
     try:
-        from attnloom.impl.triton import TritonImplementation, warm
+        from attnloom.impl.gluon_sm90 import warm as gluon_sm90
+        from attnloom.impl.triton import warm as triton
     except ModuleNotFoundError as error:
         raise MissingDependency(feature="compiling kernels", package="triton", reason=error) from error
-    implementation = TritonImplementation()
-    reasons = implementation.unsupported_reasons(spec, variant.program, target)
-    if reasons:
-        raise UnsupportedSpec(
-            given=f"{spec} on {target.name}", reasons="\n".join(f"  triton: {reason}" for reason in reasons), fix=""
-        )
-    config = implementation.default_config(spec, variant.program, target)
-    shape = warm.Shape(*_caches(spec), paged=spec.page_size is not None, with_lse=with_lse)
-    yield from warm.wanted(spec, variant.program, target, config, shape)
+    compiled: dict[str, Any] = {"gluon_sm90": gluon_sm90.wanted, "triton": triton.wanted}
+    shape = triton.Shape(*_caches(spec), paged=spec.page_size is not None, with_lse=with_lse)
+    refused: list[str] = []
+    for name, one in registry().items():
+        if name not in compiled or implementation not in (None, name):
+            continue
+        reasons = one.unavailable_reasons(target) or one.unsupported_reasons(spec, variant.program, target)
+        if not reasons:
+            config = one.default_config(spec, variant.program, target)
+            yield from compiled[name](spec, variant.program, target, config, shape)
+            return
+        refused += [f"  {name}: {reason}" for reason in reasons]
+    raise UnsupportedSpec(given=f"{spec} on {target.name}", reasons="\n".join(refused), fix="")
 
 
 def _caches(spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor]:

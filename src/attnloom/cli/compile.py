@@ -52,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--kv-layout", choices=("NHD", "HND"), default="NHD", help="default: NHD")
     parser.add_argument("--lse", action="store_true", help="for runs with return_lse=True, beside those without")
+    parser.add_argument(
+        "--implementation", choices=("gluon_sm90", "triton"), help="default: the one that would run on each GPU"
+    )
     parser.add_argument("--arch", nargs="+", metavar="SM", help="such as sm90; default: this machine's GPUs")
 
 
@@ -103,7 +106,7 @@ def _wanted(args: argparse.Namespace) -> Iterator[tuple[str, str, Request, Varia
             kv_layout=args.kv_layout,
         )
         where = f"{target.name} {dtype} {'ragged' if page_size is None else f'page {page_size}'}"
-        for label, request in kernels_of(spec, chosen, target, with_lse=with_lse):
+        for label, request in kernels_of(spec, chosen, target, with_lse=with_lse, implementation=args.implementation):
             yield label + (" + lse" if with_lse else ""), where, request, chosen
 
 

@@ -117,7 +117,7 @@ def descriptor_type(dtype: str, box: tuple[int, ...]) -> str:
     """The type of a descriptor of boxes, dtype by Triton's name ("bf16"), in Gluon's default layout for them."""
     from triton.experimental.gluon import language as gl
 
-    numbers = {"fp16": gl.float16, "bf16": gl.bfloat16, "fp8e4nv": gl.float8e4nv, "fp8e5": gl.float8e5}
+    numbers = {"fp16": gl.float16, "bf16": gl.bfloat16, "u8": gl.uint8}
     layout = gl.NVMMASharedLayout.get_default_for(list(box), numbers[dtype])
     return f"tensordesc<{dtype}[{', '.join(map(str, box))}],{layout!r}>"
 

@@ -12,6 +12,7 @@ from attnloom.impl.base import LaunchTensors
 from attnloom.impl.gluon_sm90 import requests
 from attnloom.impl.gluon_sm90.configs import ClassConfig, GluonSm90Config
 from attnloom.impl.gluon_sm90.descriptors import Descriptors
+from attnloom.impl.triton import arguments
 from attnloom.impl.triton.launch import Compiled, launch_classes, target_of
 from attnloom.schedule.work import Plan
 
@@ -42,7 +43,7 @@ class Launches(Compiled):
         plan, t = self._plan, self._tensors
         kernel, descriptors = self._attention(self._classes[index], index)
         described = descriptors.arguments(self._call, t, self._ours.unused & ~_ALIGNMENT)
-        given = requests.attention_arguments(plan, t, self._of(index), index)
+        given = arguments.attention(plan, t, self._of(index), index)
         kernel.launch(self._device, (plan.classes[index].tile.num_ctas, 1, 1), (*described, *given.values()))
 
     def _attention(self, config: ClassConfig, index: int) -> tuple[CompiledKernel, Descriptors]:

@@ -20,8 +20,8 @@ def attention_request(plan: Plan, t: LaunchTensors, index: int, how: tuple[Class
     """The kernel of class `index`; how: its config, and the target (backend, architecture, warp size)."""
     config, target = how
     function, cfg = kernel_function(config), kernel_config(plan, t, config)
-    described = descriptors.types(cfg, type_of(t.q)[1:], type_of(t.k)[1:])
-    given = described | attention_arguments(plan, t, example(plan, t, index), index)
+    described = descriptors.types(cfg, *(type_of(arguments.TENSORS.tensor(one))[1:] for one in (t.q, t.k)))
+    given = described | arguments.attention(plan, t, example(plan, t, index), index)
     missing = {name: None for name in descriptors.NAMES if name not in described}
     constants = {**missing, **functions_of(t.program), "cfg": cfg}
     expected = [
@@ -34,11 +34,6 @@ def attention_request(plan: Plan, t: LaunchTensors, index: int, how: tuple[Class
     types = {**described, "operands": arguments.operand_types(t)}
     signature, divisible = signature_of(function.arg_names, given, facts=arguments.LOOKED_AT, types=types)
     return Request(function, signature, divisible, constants, config.options(), target)
-
-
-def attention_arguments(plan: Plan, t: LaunchTensors, of: Any, index: int) -> dict[str, Any]:
-    """The kernels' arguments behind the descriptors; see `impl.triton.arguments.attention`."""
-    return {**arguments.attention(plan, t, of, index), "kv_scales": ()}
 
 
 def kernel_function(config: ClassConfig) -> Any:
@@ -84,5 +79,5 @@ def kernel_config(plan: Plan, t: LaunchTensors, config: ClassConfig) -> GluonCon
         GATHER=gather,
         ALIGN=movement.kv_alignment(plan, t) if gather else movement.BYTES,
         Q_TMA=config.kind == "prefill" and movement.q_by_tma(plan, t),
-        KV_FP8="",
+        KV_FP8=spec.kv_fp8,
     )
