@@ -32,7 +32,8 @@ from attnloom.bench.gpu.rounds import interleave, sample_seconds, trial
 from attnloom.bench.gpu.verdicts import verdict
 from attnloom.errors import NotYetSupported, UnsupportedSpec
 
-_PLANS = 12
+_PLANS = 22
+_LEAST_SHARE = 0.5  # of a case's time that its rounds get, whatever the rest took: kernels compile once
 _READ = "read: "
 _WRONG = "wrong result"
 
@@ -75,7 +76,7 @@ class Bench:
             entries[peer.id], found = self._enter(peer, batch, expected)
             if found is not None:
                 runnables[peer.id] = found
-        left = None if allowed is None else allowed - (time.perf_counter() - begin)
+        left = None if allowed is None else max(allowed - (time.perf_counter() - begin), _LEAST_SHARE * allowed)
         seconds = self._rounds_of(gpu_case, batch.device, runnables, left)
         filled = tuple(self._fill(entry, runnables.get(name), seconds) for name, entry in entries.items())
         record = _record(gpu_case, filled, seconds)
