@@ -30,11 +30,11 @@ def _decode(tile_kv: int, stages: int) -> tuple[ClassConfig, ...]:
 
 
 ROWS = (
-    Row((64, 64), (*_decode(64, 4), ClassConfig("prefill", 128, 128, 2, q_stages=2))),
-    Row((128, 128), (*_decode(64, 3), ClassConfig("prefill", 128, 128, 2, q_stages=2))),
-    Row((192, 128), (*_decode(64, 2), ClassConfig("prefill", 128, 64, 2, q_stages=2))),
-    Row((192, 192), (*_decode(64, 2), ClassConfig("prefill", 128, 64, 2, q_stages=2))),
-    Row((256, 256), (*_decode(32, 2), ClassConfig("prefill", 128, 64, 2))),
+    Row((64, 64), (*_decode(64, 4), ClassConfig("prefill", 128, 128, 2, 1, 168, q_stages=2))),
+    Row((128, 128), (*_decode(64, 3), ClassConfig("prefill", 128, 128, 2, 1, 168, q_stages=2))),
+    Row((192, 128), (*_decode(64, 2), ClassConfig("prefill", 128, 64, 2, 1, 168, q_stages=2))),
+    Row((192, 192), (*_decode(64, 2), ClassConfig("prefill", 128, 64, 2, 1, 168, q_stages=2))),
+    Row((256, 256), (*_decode(32, 2), ClassConfig("prefill", 128, 64, 2, 1, 168))),
 )
 
 
