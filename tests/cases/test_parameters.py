@@ -228,7 +228,15 @@ def append() -> dict[str, Callable[[World], bool]]:
     def rows(w: World) -> torch.Tensor:
         return torch.full((2, 2, 32), 3.0, device=w.runner.device)
 
+    def scaled(w: World, **scale: float) -> bool:
+        caches = [torch.zeros(9, 2, 2, 32, device=w.runner.device).to(torch.float8_e4m3fn) for _ in range(4)]
+        appended(w, k_cache=caches[0], v_cache=caches[1])
+        appended(w, k_cache=caches[2], v_cache=caches[3], **scale)
+        return not all(torch.equal(caches[i].float(), caches[i + 2].float()) for i in range(2))
+
     return {
+        "k_scale": lambda w: scaled(w, k_scale=0.5),
+        "v_scale": lambda w: scaled(w, v_scale=0.5),
         "k": lambda w: other(w, k=rows(w)),
         "v": lambda w: other(w, v=rows(w)),
         "k_cache": lambda w: other(w, k_cache=w.k.clone()),

@@ -104,7 +104,7 @@ def test_slots_outside_the_pool_are_left_out():
     rows = torch.randn(6, 2, 16)
     for dtype, far in ((torch.int32, 2**31 - 1), (torch.int64, 2**62)):
         memory.fill_(float("nan"))
-        append_rows(rows, rows, cache, cache.clone(), torch.tensor([6, -2, 5, far, -far, 7], dtype=dtype))
+        append_rows((rows, rows), (cache, cache.clone()), torch.tensor([6, -2, 5, far, -far, 7], dtype=dtype))
         assert torch.equal(cache[2, 1], rows[2])
         cache[2, 1].fill_(float("nan"))
         assert memory.isnan().all()

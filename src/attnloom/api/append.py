@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from attnloom.api import tensors
+from attnloom.api.scales import check_scale
 from attnloom.errors import DeviceMismatch, DtypeMismatch, InvalidArgument, InvalidMetadata, ShapeMismatch
 from attnloom.formats.index import INDEX_DTYPES
 from attnloom.impl.append import append_rows
-from attnloom.spec import KV_LAYOUTS
+from attnloom.spec import DTYPES, FP8_FORMATS, KV_LAYOUTS
 
 
 def append_kv(
@@ -21,12 +22,18 @@ def append_kv(
     slots: Any,
     *,
     kv_layout: str = "NHD",
+    k_scale: Any = None,
+    v_scale: Any = None,
 ) -> None:
     """Write row i of k ``[n, H_kv, D]`` and of v ``[n, H_kv, Dv]`` into slot ``slots[i]`` of the caches, in place.
 
     k_cache, v_cache: ``[num_pages, page_size, H_kv, D]`` (NHD) or ``[num_pages, H_kv, page_size, D]`` (HND), in the
     dtype of k and v; k, v and the caches may have any strides with a contiguous last dimension. slots: int32/int64
     ``[n]``, any stride, ``page * page_size + offset``; −1 is skipped, and the others must differ from each other.
+
+    A cache of fp8 (e4m3fn, e5m2) also takes rows of fp16, bf16 and fp32: divided by k_scale and v_scale, which are
+    those of `BatchAttention.run` but above 0, and rounded to the nearest number, ties to even; what lies beyond the
+    format's range, infinities too, becomes its largest number, and NaN stays NaN.
 
     On a CUDA device one Triton kernel does it: slots that lie there are read in place, nothing synchronises, a CUDA
     graph can capture the call, and a slot outside the pool is left out (its value is not known to the host). On the
@@ -47,13 +54,17 @@ def append_kv(
         _check(name, rows, cache, slots, kv_layout)
     if v_cache.device != k_cache.device:
         raise DeviceMismatch(name="v_cache", given=v_cache.device, expected=k_cache.device)
+    scales = []
+    for name, given, rows, cache in (("k_scale", k_scale, k, k_cache), ("v_scale", v_scale, v, v_cache)):
+        fp8 = FP8_FORMATS.get(cache.dtype, "") if cache.dtype != rows.dtype else ""
+        scales.append(check_scale(name, given, fp8, heads=k.shape[1], device=k_cache.device, divides=True))
     if slots.numel() and k.shape[1]:
         # pageable memory has been staged when the call returns; pinned memory may still be read by then
         staged = slots.device.type == "cpu" and not slots.is_pinned()
         slots = slots.to(k_cache.device, non_blocking=staged)
         if kv_layout == "HND":
             k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-        append_rows(k, v, k_cache, v_cache, slots)
+        append_rows((k, v), (k_cache, v_cache), slots, (scales[0], scales[1]))
 
 
 def _slots(given: Any, k: torch.Tensor) -> torch.Tensor:
@@ -78,9 +89,12 @@ def _slots(given: Any, k: torch.Tensor) -> torch.Tensor:
 def _check(name: str, rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, kv_layout: str) -> None:
     tensors.check_common(name, rows, rows.dtype, cache.device)
     tensors.check_common(f"{name}_cache", cache, cache.dtype, cache.device)
-    if cache.dtype != rows.dtype:
+    if cache.dtype != rows.dtype and not (cache.dtype in FP8_FORMATS and rows.dtype in DTYPES):
         raise DtypeMismatch(
-            name=f"{name}_cache", given=cache.dtype, expected=rows.dtype, fix=f"It takes rows of {name}."
+            name=f"{name}_cache",
+            given=cache.dtype,
+            expected=rows.dtype,
+            fix=f"It takes rows of {name}; an fp8 cache those of fp16, bf16 and fp32.",
         )
     head_axis = 2 if kv_layout == "NHD" else 1
     fits = cache.ndim == 4 and rows.ndim == 3 and tuple(rows.shape[1:]) == (cache.shape[head_axis], cache.shape[3])

@@ -135,8 +135,13 @@ def of_call(t: LaunchTensors, unused: Any, point: Pointing) -> CallArguments:
             unused if t.kv_pos is None else pointer(t.kv_pos),
         ),
         operands=_operands(t, point) if t.program.params else (),
-        kv_scales=(*_scale(t.k_scale, point), *_scale(t.v_scale, point)) if t.spec.kv_fp8 else (),
+        kv_scales=kv_scales((t.k_scale, t.v_scale), point) if t.spec.kv_fp8 else (),
     )
+
+
+def kv_scales(scales: tuple[torch.Tensor | float, torch.Tensor | float], point: Pointing) -> tuple[Any, ...]:
+    """(scale of k, its stride, scale of v, its stride) as kernels take them."""
+    return (*_scale(scales[0], point), *_scale(scales[1], point))
 
 
 def _scale(scale: torch.Tensor | float, point: Pointing) -> tuple[Any, int]:
