@@ -51,10 +51,10 @@ def pointers(attn: al.BatchAttention) -> dict[str, int]:
     for which, part in (("whole", plan.whole), ("plan", plan)):
         view = part.levels[0]
         tensors = {"qo_indptr": part.qo_indptr, "kv_indptr": part.kv_indptr, "pages": view.pages}
-        tensors |= {"page_start": view.page_start, "kv_len": view.kv_len, **vars(part.merges)}
+        tensors |= {"page_start": view.page_start, "kv_len": view.kv_len}
+        tensors |= {name: getattr(part.merges, name) for name in part.merges.COLUMNS}
         for i, each in enumerate(part.classes):
-            arrays = {name: x for name, x in vars(each).items() if isinstance(x, torch.Tensor)}
-            tensors |= {f"{name} {i}": x for name, x in arrays.items()}
+            tensors |= {f"{name} {i}": getattr(each, name) for name in each.COLUMNS}
         # an empty tensor has no address
         found |= {f"{which} {name}": x.data_ptr() for name, x in tensors.items() if x is not None and x.numel()}
     found |= {f"operand {name}": x.data_ptr() for name, x in attn._state.operands.items()}

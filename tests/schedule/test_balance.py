@@ -5,6 +5,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_expand import cta_loads, makespan_bound
@@ -12,8 +13,10 @@ from schedule_problems import cases, costs, make_case, tile_classes
 
 from attnloom.errors import InvalidArgument, InvalidMetadata
 from attnloom.schedule import balance
+from attnloom.schedule.arrays import ArrayBuffer
 from attnloom.schedule.cost import COSTS, CostModel, cost_model
 from attnloom.schedule.planner import schedule
+from attnloom.schedule.result import class_plans
 from attnloom.schedule.work import TileClass
 
 NO_OVERHEAD = CostModel(fixed=0.0, alpha=0.0, beta=1.0, min_chunk=1)
@@ -137,7 +140,8 @@ def test_arrays_of_any_kind_give_the_same_plan():
 def test_tensors_of_the_plan():
     case = make_case([1, 1, 200], [5000, 70, 200])
     plan = schedule(case.problem, [DECODE, TileClass(128, 128, 132)], cost=cost_model("cpu"))
-    parts, merges = plan.to_classes(plan.host_views())
+    buffer = ArrayBuffer(torch.from_numpy(plan.buffer), plan.sections)
+    parts, merges = class_plans(plan.tiles, plan.heads_per_item, buffer)
     for part, arrays in zip(parts, plan.classes, strict=True):
         for name in ("items", "item_segments", "segments", "work_indptr"):
             tensor = getattr(part, name)

@@ -11,28 +11,23 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from attnloom.api.maxima import Form, Maxima, check_operand
 from attnloom.api.operands import Operands
-from attnloom.api.placing import (
-    ALIGNMENT,
-    Array,
-    Placed,
-    Sequences,
-    as_bytes,
-    make_plan,
-    typed_arrays,
-    typed_views,
-)
+from attnloom.api.placing import ALIGNMENT, Array, Placed, as_bytes, make_plan
 from attnloom.api.planning import PlanInputs
 from attnloom.errors import MaximumExceeded
 from attnloom.formats import exclusive_cumsum
+from attnloom.schedule.arrays import ArrayBuffer
 from attnloom.schedule.planner import heads_per_item
-from attnloom.schedule.result import Schedule, class_plans, section_widths
+from attnloom.schedule.result import Schedule, class_plans
 from attnloom.schedule.work import PageView, Plan
 from attnloom.spec import AttentionSpec
 
+_SEQUENCES = ("kv_indptr", "qo_indptr", "page_start", "kv_len", "pages")  # behind the schedule's: see `make_plan`
+_NUMPY = {torch.int32: np.int32, torch.int64: np.int64, torch.uint8: np.uint8}
 _GAP = 1 << 16  # bytes between written arrays that are cheaper to copy along than to skip
 
 
@@ -77,8 +72,12 @@ class FixedBuffers:
             self.sections[name] = Section(end, count, dtype)
             end += -(-max(count, 1) * dtype.itemsize // ALIGNMENT) * ALIGNMENT  # an empty array has an address too
         self.buffer = torch.zeros(end, dtype=torch.uint8, device=device)
-        self._views = typed_views(self.buffer)
-        self._host = typed_arrays(self.buffer.numpy()) if device.type == "cpu" else None
+        self._int32 = self.buffer.view(torch.int32)
+        self._views = {torch.int32: self._int32, torch.int64: self.buffer.view(torch.int64), torch.uint8: self.buffer}
+        self._host = _typed(self.buffer.numpy()) if device.type == "cpu" else None
+        names = (*(f"schedule {i}" for i in range(len(sections))), *_SEQUENCES)
+        self._planned = [name for name in names if name in self.sections]
+        self._firsts = [self.sections[name].start // 4 for name in self._planned]
         self.operands = {
             name: self._view(f"operand {name}").view(dtype).view(shape) for name, (dtype, shape) in rooms.items()
         }
@@ -99,7 +98,6 @@ class FixedBuffers:
         }
         given = {"q_pos": inputs.q_pos, "kv_pos": inputs.kv_pos, "pages": pages}
         arrays |= {name: array for name, array in given.items() if array is not None}
-        counts = [length for _, length in made.sections]
         for i, (start, length) in enumerate(made.sections):
             arrays[f"schedule {i}"] = made.buffer[start : start + length]
         hosted, on_device = self._operand_arrays(operands)
@@ -111,38 +109,38 @@ class FixedBuffers:
             _part(self.operands[name], value.shape).copy_(value)
         if table is not None:
             self._view("pages", table.numel()).view(table.shape).copy_(table)
-        return self._placed(inputs, made, counts, int(kv_indptr[-1]))
+        return self._placed(inputs, made, int(kv_indptr[-1]))
 
-    def _placed(self, inputs: PlanInputs, made: Schedule, counts: list[int], total_kv: int) -> Placed:
-        batch = inputs.qo_len.shape[0]
-        where = Sequences(
-            self._view("qo_indptr", batch + 1),
-            self._view("kv_indptr", batch + 1),
-            self._view("page_start", batch),
-            self._view("kv_len", batch),
-            None if inputs.kv.pages is None else self._view("pages", inputs.kv.num_entries),
-        )
-        parts = made.to_classes(self._schedule_views(counts))
-        plan = make_plan(inputs, self._spec, where, parts, total_kv, whole=self.whole)
+    def _placed(self, inputs: PlanInputs, made: Schedule, total_kv: int) -> Placed:
+        """The Plan of what was just written; nothing on the device is looked at before somebody asks."""
+        batch, kv = inputs.qo_len.shape[0], inputs.kv
+        counts = [length for _, length in made.sections]
+        counts += [2 * (batch + 1), batch + 1, 2 * batch, batch]
+        pages: dict[str, torch.Tensor | None] = {"pages": None}
+        if kv.pages is not None:
+            counts.append(kv.num_entries)
+            pages = {}
+        buffer = ArrayBuffer(self._int32, list(zip(self._firsts, counts, strict=False)))
+        plan = make_plan(inputs, self._spec, made, buffer, pages=pages, total_kv=total_kv, whole=self.whole)
         return Placed(plan, self.q_pos, self.kv_pos, dict(self.operands), (self.buffer,))
 
     def _whole(self, maxima: Maxima) -> Plan:
         """The Plan of whole buffers, which every launch gets."""
-        spec, form = self._spec, self.form
+        spec, form, first = self._spec, self.form, self._num_sections
+        sizes = [self.sections[name].room * self.sections[name].dtype.itemsize // 4 for name in self._planned]
+        buffer = ArrayBuffer(self._int32, list(zip(self._firsts, sizes, strict=True)))
         heads = [heads_per_item(tile, spec.num_kv_heads) for tile in form.classes]
-        counts = [self.sections[f"schedule {i}"].room for i in range(self._num_sections)]
-        classes, merges = class_plans(form.classes, heads, self._schedule_views(counts))
-        pages = self._view("pages") if "pages" in self.sections else None
-        view = PageView(pages, self._view("page_start"), self._view("kv_len"), form.page_size)
-        return Plan(
+        classes, merges = class_plans(form.classes, heads, buffer)
+        pages = {} if "pages" in self.sections else {"pages": None}
+        return Plan.stored(
+            buffer,
+            first,
             batch=maxima.batch,
             total_q=maxima.total_q,
             total_kv=maxima.pages * form.page_size,
             num_qo_heads=spec.num_qo_heads,
             num_kv_heads=spec.num_kv_heads,
-            qo_indptr=self._view("qo_indptr"),
-            kv_indptr=self._view("kv_indptr"),
-            levels=(view,),
+            levels=(PageView.stored(buffer, first + 2, page_size=form.page_size, **pages),),
             level_indptr=(0, maxima.batch),
             classes=classes,
             merges=merges,
@@ -151,14 +149,6 @@ class FixedBuffers:
             has_q_pos=form.q_pos,
             has_kv_pos=form.kv_pos,
         )
-
-    def _schedule_views(self, counts: list[int]) -> list[torch.Tensor]:
-        views = []
-        for i, (count, width) in enumerate(zip(counts, section_widths(len(self.form.classes)), strict=True)):
-            section = self.sections[f"schedule {i}"]
-            shape, stride = ((count // width, width), (width, 1)) if width else ((count,), (1,))
-            views.append(self._views[section.dtype].as_strided(shape, stride, section.first))
-        return views
 
     def _view(self, name: str, count: int | None = None) -> torch.Tensor:
         """The first `count` elements of an array, all of them for None."""
@@ -204,7 +194,7 @@ class FixedBuffers:
         pinned = torch.empty(
             sum(end - start for start, end, _ in runs), dtype=torch.uint8, device="cpu", pin_memory=True
         )
-        host = typed_arrays(pinned.numpy())
+        host = _typed(pinned.numpy())
         at = 0
         for start, end, names in runs:
             for name in names:
@@ -231,6 +221,11 @@ class FixedBuffers:
                 runs.append((section.start, end, [name]))
             joins = True
         return runs
+
+
+def _typed(raw: npt.NDArray[np.uint8]) -> dict[torch.dtype, Array]:
+    """Bytes as arrays of each type that plans hold."""
+    return {dtype: raw.view(kind) for dtype, kind in _NUMPY.items()}
 
 
 def _sizes(form: Form, maxima: Maxima, sections: list[int]) -> dict[str, tuple[int, torch.dtype]]:

@@ -18,16 +18,16 @@ import torch
 from attnloom.api.operands import Operands
 from attnloom.api.planning import PlanInputs
 from attnloom.formats import exclusive_cumsum
-from attnloom.formats.index import IntArray
-from attnloom.schedule.result import Schedule
-from attnloom.schedule.work import ClassPlan, MergeList, PageView, Plan
+from attnloom.schedule.arrays import ArrayBuffer, Column
+from attnloom.schedule.result import Schedule, class_plans
+from attnloom.schedule.work import PageView, Plan
 from attnloom.spec import AttentionSpec
 
 ALIGNMENT = 32  # bytes, of every array in a buffer
+_UNIT = ALIGNMENT // 4
 
 Array = npt.NDArray[Any]
-
-NUMPY = {torch.int32: np.int32, torch.int64: np.int64, torch.uint8: np.uint8}
+_LINE = Column(0)
 
 
 class Placed(NamedTuple):
@@ -44,72 +44,57 @@ class Placed(NamedTuple):
     buffers: tuple[torch.Tensor, ...] = ()
 
 
-class Sequences(NamedTuple):
-    """Where requests lie, as tensors: `Plan.qo_indptr`, `Plan.kv_indptr` and the fields of its PageView."""
-
-    qo_indptr: torch.Tensor
-    kv_indptr: torch.Tensor
-    page_start: torch.Tensor
-    kv_len: torch.Tensor
-    pages: torch.Tensor | None
-
-
 def place(inputs: PlanInputs, made: Schedule, operands: Operands, spec: AttentionSpec, device: torch.device) -> Placed:
-    """The Plan on `device`, in buffers of its own; operands that lie on the host go along."""
-    if device.type == "cpu":
-        return _place_on_host(inputs, made, operands, spec)
-    kv = inputs.kv
+    """The Plan on `device`, in one buffer of its own; operands that lie on the host go along to a GPU."""
+    kv, on_host, given = inputs.kv, device.type == "cpu", (inputs.q_pos, inputs.kv_pos)
     kv_indptr = exclusive_cumsum(kv.kv_len)
-    arrays: list[tuple[Array, torch.dtype]] = [
-        (kv.page_start, torch.int64),
-        (kv_indptr, torch.int64),
-        (inputs.qo_indptr, torch.int32),
-        (kv.kv_len, torch.int32),
-        (made.buffer, torch.int32),
-    ]
-    pages, staged_pages = kv.pages, kv.pages is not None and kv.pages.device.type == "cpu"
-    if pages is not None and staged_pages:
-        arrays.append((pages.numpy(), torch.int32))
-    arrays += [(positions, torch.int32) for positions in (inputs.q_pos, inputs.kv_pos) if positions is not None]
-    hosted = {name: x for name, x in operands.items() if isinstance(x, torch.Tensor) and x.device.type == "cpu"}
-    arrays += [(as_bytes(value), torch.uint8) for value in hosted.values()]
-    buffer, views = send(arrays, device)
-    page_start, starts, qo_indptr, kv_len = views[:4]
-    rest = iter(views[5:])
-    pages = next(rest) if staged_pages else pages
-    q_pos, kv_pos = (None if given is None else next(rest) for given in (inputs.q_pos, inputs.kv_pos))
-    sent: Operands = {name: next(rest).view(value.dtype).view(value.shape) for name, value in hosted.items()}
-    parts = made.to_classes(made.views(views[4], int(views[4].storage_offset())))
-    plan = make_plan(inputs, spec, Sequences(qo_indptr, starts, page_start, kv_len, pages), parts, int(kv_indptr[-1]))
-    return Placed(plan, q_pos, kv_pos, operands | sent, (buffer,))
+    arrays: list[tuple[Array, int]] = [(kv_indptr, 2), (inputs.qo_indptr, 1), (kv.page_start, 2), (kv.kv_len, 1)]
+    pages: dict[str, torch.Tensor | None] = {"pages": kv.pages}
+    if kv.pages is not None and kv.pages.is_cpu and not on_host:
+        arrays.append((kv.pages.numpy(), 1))
+        pages = {}
+    arrays += [(positions, 1) for positions in given if positions is not None]
+    hosted = {}
+    if operands and not on_host:
+        hosted = {name: x for name, x in operands.items() if isinstance(x, torch.Tensor) and x.is_cpu}
+        arrays += [(as_bytes(value), 0) for value in hosted.values()]
+    buffer = send(made, arrays, device)
+    extra = iter(range(len(buffer.places) - len(hosted) - sum(x is not None for x in given), len(buffer.places)))
+    q_pos, kv_pos = (None if positions is None else buffer.view(next(extra), _LINE) for positions in given)
+    if hosted:
+        operands = operands | {name: _like(value, buffer, next(extra)) for name, value in hosted.items()}
+    plan = make_plan(inputs, spec, made, buffer, pages=pages, total_kv=int(kv_indptr[-1]))
+    return Placed(plan, q_pos, kv_pos, operands, (buffer.tensor,))
 
 
-def send(arrays: Sequence[tuple[Array, torch.dtype]], device: torch.device) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """One-dimensional host arrays, as the given types, on the device: (their buffer, views of it). Nothing waits."""
-    starts, size = [], 0
-    for array, dtype in arrays:
-        starts.append(size)
-        size += -(-array.shape[0] * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-    pinned = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
-    buffer = torch.empty(size, dtype=torch.uint8, device=device)
-    host, whole = typed_arrays(pinned.numpy()), typed_views(buffer)
-    views = []
-    for (array, dtype), start in zip(arrays, starts, strict=True):
-        first, count = start // dtype.itemsize, array.shape[0]
-        host[dtype][first : first + count] = array
-        views.append(whole[dtype].as_strided((count,), (1,), first))
-    buffer.copy_(pinned, non_blocking=True)
-    return buffer, views
+def send(made: Schedule, arrays: Sequence[tuple[Array, int]], device: torch.device) -> ArrayBuffer:
+    """A schedule and other one-dimensional host arrays, (array, int32 an element or 0: bytes), in a buffer on `device`.
 
-
-def typed_arrays(raw: npt.NDArray[np.uint8]) -> dict[torch.dtype, Array]:
-    """Bytes as arrays of each type that plans hold."""
-    return {dtype: raw.view(kind) for dtype, kind in NUMPY.items()}
-
-
-def typed_views(raw: torch.Tensor) -> dict[torch.dtype, torch.Tensor]:
-    """`typed_arrays` of a tensor."""
-    return {torch.int32: raw.view(torch.int32), torch.int64: raw.view(torch.int64), torch.uint8: raw}
+    Nothing waits.
+    """
+    end = made.buffer.shape[0]
+    places: list[Any] = [*made.sections]
+    for array, width in arrays:
+        length = array.shape[0] * width if width else -(-array.shape[0] // 4)
+        places.append((end, length))
+        end += -(-length // _UNIT) * _UNIT
+    on_host = device.type == "cpu"
+    staged = torch.empty(end, dtype=torch.int32, device="cpu", pin_memory=not on_host)
+    narrow = staged.numpy()
+    wide = narrow.view(np.int64)
+    narrow[: made.buffer.shape[0]] = made.buffer
+    for (array, width), (first, length) in zip(arrays, places[len(made.sections) :], strict=True):
+        if width == 1:
+            narrow[first : first + length] = array
+        elif width:
+            wide[first // 2 : (first + length) // 2] = array
+        else:
+            narrow.view(np.uint8)[4 * first : 4 * first + array.shape[0]] = array
+    if on_host:
+        return ArrayBuffer(staged, places)
+    buffer = torch.empty(end, dtype=torch.int32, device=device)
+    buffer.copy_(staged, non_blocking=True)
+    return ArrayBuffer(buffer, places)
 
 
 def as_bytes(value: torch.Tensor) -> Array:
@@ -118,51 +103,44 @@ def as_bytes(value: torch.Tensor) -> Array:
     return flat
 
 
+def _like(value: torch.Tensor, buffer: ArrayBuffer, place: int) -> torch.Tensor:
+    """The bytes of a place as a tensor of the type and shape of `value`."""
+    first = 4 * buffer.places[place][0]
+    raw = buffer.tensor.view(torch.uint8)[first : first + value.numel() * value.itemsize]
+    return raw.view(value.dtype).view(value.shape)
+
+
 def make_plan(
     inputs: PlanInputs,
     spec: AttentionSpec,
-    where: Sequences,
-    parts: tuple[tuple[ClassPlan, ...], MergeList],
-    total_kv: int,
+    made: Schedule,
+    buffer: ArrayBuffer,
     *,
+    pages: dict[str, torch.Tensor | None],
+    total_kv: int,
     whole: Plan | None = None,
 ) -> Plan:
-    """The Plan of tensors."""
-    batch = inputs.qo_len.shape[0]
-    view = PageView(where.pages, where.page_start, where.kv_len, inputs.kv.page_size)
-    return Plan(
+    """The Plan; behind the schedule's places the buffer has those of kv_indptr, qo_indptr, page_start and kv_len.
+
+    pages: {"pages": page ids}, or nothing where they have the place after these.
+    """
+    first, batch = len(made.sections), inputs.qo_len.shape[0]
+    classes, merges = class_plans(made.tiles, made.heads_per_item, buffer)
+    return Plan.stored(
+        buffer,
+        first,
         batch=batch,
         total_q=inputs.total_q,
         total_kv=total_kv,
         num_qo_heads=spec.num_qo_heads,
         num_kv_heads=spec.num_kv_heads,
-        qo_indptr=where.qo_indptr,
-        kv_indptr=where.kv_indptr,
-        levels=(view,),
+        levels=(PageView.stored(buffer, first + 2, page_size=inputs.kv.page_size, **pages),),
         level_indptr=(0, batch),
-        classes=parts[0],
-        merges=parts[1],
+        classes=classes,
+        merges=merges,
         row_maps=None,
         deterministic=False,
         has_q_pos=inputs.q_pos is not None,
         has_kv_pos=inputs.kv_pos is not None,
         whole=whole,
     )
-
-
-def _place_on_host(inputs: PlanInputs, made: Schedule, operands: Operands, spec: AttentionSpec) -> Placed:
-    kv_indptr = exclusive_cumsum(inputs.kv.kv_len)
-    where = Sequences(
-        _narrowed(inputs.qo_indptr),
-        torch.from_numpy(kv_indptr),
-        torch.from_numpy(inputs.kv.page_start.copy()),
-        _narrowed(inputs.kv.kv_len),
-        inputs.kv.pages,
-    )
-    plan = make_plan(inputs, spec, where, made.to_classes(made.host_views()), int(kv_indptr[-1]))
-    q_pos, kv_pos = (None if given is None else _narrowed(given) for given in (inputs.q_pos, inputs.kv_pos))
-    return Placed(plan, q_pos, kv_pos, operands)
-
-
-def _narrowed(array: IntArray) -> torch.Tensor:
-    return torch.from_numpy(array.astype(np.int32))

@@ -18,12 +18,13 @@ class Planned:
         self.placed = placed
         self.plan: Plan = placed.plan
         self.operands = placed.operands
-        self._stream = buffers.stream_of(self.plan.qo_indptr.device)
+        self._device = placed.buffers[0].device
+        self._stream = buffers.stream_of(self._device)
         self._checked_rows: int | None = None
 
     def use_on_current_stream(self, workspace: torch.Tensor | None) -> None:
         """Keep the plan's memory, and the workspace, from others until the current stream has read it."""
-        device = self.plan.qo_indptr.device
+        device = self._device
         if buffers.stream_of(device) == self._stream:
             return
         for buffer in (*self.placed.buffers, workspace):

@@ -27,7 +27,7 @@ _CACHE_FAILURES: tuple[type[Exception], ...] = (
 )
 
 # Files without compiled code; any other file of the scheduler counts for the cache.
-_HOST_ONLY = {"__init__.py", "capacity.py", "cost.py", "planner.py", "result.py", "workspace.py"}
+_HOST_ONLY = {"__init__.py", "arrays.py", "capacity.py", "cost.py", "planner.py", "result.py", "workspace.py"}
 
 _config_lock = threading.Lock()
 

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from attnloom.schedule.arrays import ArrayBuffer
 from attnloom.schedule.work import ClassPlan, MergeList, TileClass
-
-if TYPE_CHECKING:
-    import torch
 
 Int32s = npt.NDArray[np.int32]
 
 _WIDTHS = (3, 8, 2, 0)  # columns of a class's arrays, 0: one dimension
 _MERGE_WIDTHS = (5, 0, 2)
-
-
-@cache
-def _empty(shape: tuple[int, ...], device: torch.device | None = None) -> torch.Tensor:
-    """The tensor for arrays without elements, made once: most plans have several."""
-    import torch
-
-    return torch.empty(shape, dtype=torch.int32, device=device)
 
 
 @dataclass(frozen=True)
@@ -85,38 +74,17 @@ class Schedule:
         """`MergeList.slots`."""
         return self._arrays[-1]
 
-    def views(self, whole: torch.Tensor, start: int) -> list[torch.Tensor]:
-        """The arrays, in the order of `sections`, in an int32 tensor that holds `buffer` from `start` on."""
-        device, views = whole.device, []
-        for (at, length), width in zip(self.sections, section_widths(len(self.tiles)), strict=True):
-            if not length:
-                views.append(_empty((0, width) if width else (0,), device))
-            elif width:
-                views.append(whole.as_strided((length // width, width), (width, 1), start + at))
-            else:
-                views.append(whole.as_strided((length,), (1,), start + at))
-        return views
-
-    def host_views(self) -> list[torch.Tensor]:
-        """The arrays as they are, as tensors."""
-        import torch
-
-        return [torch.from_numpy(array) if array.size else _empty(array.shape) for array in self._arrays]
-
-    def to_classes(self, views: Sequence[torch.Tensor]) -> tuple[tuple[ClassPlan, ...], MergeList]:
-        """The Plan's parts from the arrays as tensors, in the order of `sections`."""
-        return class_plans(self.tiles, self.heads_per_item, views)
-
 
 def class_plans(
-    tiles: Sequence[TileClass], heads_per_item: Sequence[int], views: Sequence[torch.Tensor]
+    tiles: Sequence[TileClass], heads_per_item: Sequence[int], buffer: ArrayBuffer
 ) -> tuple[tuple[ClassPlan, ...], MergeList]:
-    """The Plan's parts from tensors in the order of `Schedule.sections`."""
-    parts = []
-    for c, (tile, heads) in enumerate(zip(tiles, heads_per_item, strict=True)):
-        segments, items, item_segments, work_indptr = views[4 * c : 4 * c + 4]
-        parts.append(ClassPlan(tile, heads, items, item_segments, segments, work_indptr))
-    return tuple(parts), MergeList(*views[-3:])
+    """The Plan's parts from a buffer whose first places are those of `Schedule.sections`."""
+    width = len(_WIDTHS)
+    parts = [
+        ClassPlan.stored(buffer, width * c, tile=tile, heads_per_item=heads)
+        for c, (tile, heads) in enumerate(zip(tiles, heads_per_item, strict=True))
+    ]
+    return tuple(parts), MergeList.stored(buffer, width * len(parts))
 
 
 def section_widths(num_classes: int) -> tuple[int, ...]:

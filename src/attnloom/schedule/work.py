@@ -12,7 +12,9 @@ segment      a run of kv tiles of one q tile that the mask leaves non-empty
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from attnloom.schedule.arrays import Column, Stored
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +44,7 @@ class TileClass:
 
 
 @dataclass(frozen=True)
-class ClassPlan:
+class ClassPlan(Stored):
     """The work of one tile class.
 
     items          int32 [n, 8], `ITEM_FIELDS`; kv_head = -1 stands for every kv head
@@ -59,14 +61,21 @@ class ClassPlan:
     segments: torch.Tensor
     work_indptr: torch.Tensor
 
+    COLUMNS: ClassVar[dict[str, Column]] = {
+        "segments": Column(0, len(SEGMENT_FIELDS)),
+        "items": Column(1, len(ITEM_FIELDS)),
+        "item_segments": Column(2, 2),
+        "work_indptr": Column(3),
+    }
+
     @property
     def num_items(self) -> int:
         """Work items of this class."""
-        return self.items.shape[0]
+        return self.rows("items")
 
 
 @dataclass(frozen=True)
-class PageView:
+class PageView(Stored):
     """Where the keys of each sequence lie; one per level of a composed format.
 
     pages       int32 flat page ids (CSR indices or a block table read in place), None for ragged KV
@@ -82,9 +91,11 @@ class PageView:
     page_size: int
     positions: torch.Tensor | None = None
 
+    COLUMNS: ClassVar[dict[str, Column]] = {"page_start": Column(0, wide=True), "kv_len": Column(1), "pages": Column(2)}
+
 
 @dataclass(frozen=True)
-class MergeList:
+class MergeList(Stored):
     """Tiles whose kv was split, and the partial states that make each up, in kv order.
 
     entries  int32 [n, 5], `MERGE_FIELDS`
@@ -96,9 +107,20 @@ class MergeList:
     indptr: torch.Tensor
     slots: torch.Tensor
 
+    COLUMNS: ClassVar[dict[str, Column]] = {
+        "entries": Column(0, len(MERGE_FIELDS)),
+        "indptr": Column(1),
+        "slots": Column(2, 2),
+    }
+
+    @property
+    def num_entries(self) -> int:
+        """Tiles that were split."""
+        return self.rows("entries")
+
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Stored):
     """Everything a launch needs besides the tensors.
 
     A composed format has several levels: its sequences are numbered through (``level_indptr``), and rows
@@ -125,6 +147,8 @@ class Plan:
     has_q_pos: bool
     has_kv_pos: bool
     whole: Plan | None = None
+
+    COLUMNS: ClassVar[dict[str, Column]] = {"kv_indptr": Column(0, wide=True), "qo_indptr": Column(1)}
 
     @property
     def group_size(self) -> int:
