@@ -9,17 +9,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from attnloom.kernels.gluon.decode_consumer import consume
-from attnloom.kernels.gluon.decode_producer import load_by_tma
+from attnloom.kernels.gluon.decode_producer import GATHER_ARRIVALS, GATHER_WARPS, load_by_gather, load_by_tma
 
 TMA_REGISTERS = gl.constexpr(48)
+GATHER_REGISTERS = gl.constexpr(96)
 
 
 @gluon.jit
-def barriers(STAGES: gl.constexpr):
-    """A barrier for each stage, of one arrival."""
+def barriers(STAGES: gl.constexpr, ARRIVALS: gl.constexpr):
+    """A barrier for each stage."""
     made = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
-        mbarrier.init(made.index(i), count=1)
+        mbarrier.init(made.index(i), count=ARRIVALS)
     return made
 
 
@@ -82,7 +83,7 @@ def decode_kernel(
     tags = gl.allocate_shared_memory(gl.int32, [cfg.STAGES, 1], numbers)
     useful = gl.allocate_shared_memory(gl.int32, [cfg.TILE_KV], numbers)
     p_smem = matrix(dtype, cfg.TILE_KV, cfg.TILE_Q)
-    bars = (barriers(cfg.STAGES), barriers(cfg.STAGES))
+    bars = (barriers(cfg.STAGES, GATHER_ARRIVALS if cfg.GATHER else 1), barriers(cfg.STAGES, 1))
     group = gl.program_id(0) // heads_per_item
     span = (gl.load(work[3] + group), gl.load(work[3] + group + 1))
     fence_async_shared()
@@ -92,11 +93,21 @@ def decode_kernel(
     where = (work, sequences, span, heads_per_item)
     rings = ((k0, k1), (v0, v1), tags)
     descs = ((k0_desc, k1_desc), (v0_desc, v1_desc))
-    gl.warp_specialize(
-        [
-            (consume, (bufs, bars, tensors, where, inputs, LOGITS, MASK, SINK, OUTPUT, cfg)),
-            (load_by_tma, (rings, bars, descs, where, num_pages, cfg)),
-        ],
-        [1],
-        [TMA_REGISTERS],
-    )
+    if cfg.GATHER:
+        gl.warp_specialize(
+            [
+                (consume, (bufs, bars, tensors, where, inputs, LOGITS, MASK, SINK, OUTPUT, cfg)),
+                (load_by_gather, (rings, bars, (k_tensor, v_tensor), where, (page_size, num_pages), cfg)),
+            ],
+            [GATHER_WARPS],
+            [GATHER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (bufs, bars, tensors, where, inputs, LOGITS, MASK, SINK, OUTPUT, cfg)),
+                (load_by_tma, (rings, bars, descs, where, num_pages, cfg)),
+            ],
+            [1],
+            [TMA_REGISTERS],
+        )

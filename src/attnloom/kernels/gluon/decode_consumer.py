@@ -46,6 +46,8 @@ def attend(
     going = True
     while going:
         mbarrier.wait(full.index(st), phase)
+        if cfg.GATHER:
+            fence_async_shared()  # what cp.async wrote is read by products
         tag = published(tags.index(st), 4)
         acc0, acc1, top, total = visit_tile(
             (acc0, acc1, top, total),

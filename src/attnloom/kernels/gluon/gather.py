@@ -48,7 +48,7 @@ def gather_rows(
     """
     WIDTH: gl.constexpr = stage.shape[1]
     dim = dim_begin + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
-    keep = inside[:, None] & (dim < DIM)[None, :]
+    keep = inside[:, None] & (dim < DIM)[None, :] if dim_begin + WIDTH > DIM else inside[:, None]
     pointers = gl.multiple_of(base + offsets[:, None] + dim[None, :], [1, ALIGN])
     if ALIGN >= 4:
         async_copy.async_copy_global_to_shared(stage, pointers, mask=keep)
