@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from attnloom.bench.gpu import chart, chart_pages, charts, command, record, rounds, summary, table
+from attnloom.bench.gpu import chart, chart_pages, charts, command, markdown, record, rounds, summary, table
 from attnloom.bench.gpu.case import PLAN_LIMIT, READ_CEILING
 from attnloom.bench.gpu.peers import all_peers
 from attnloom.bench.gpu.presets import GPU_PRESETS
 from attnloom.bench.gpu.record import MEASURED, NOT_RUN, OURS, WRONG, CaseRecord, Entry, Report, Verdict
 from attnloom.bench.timing import Spread
+from attnloom.cli import main
 
 PARTS = [name for name in GPU_PRESETS if name.startswith("issue-4-") and name != "issue-4-smoke"]
 
@@ -233,3 +235,30 @@ def test_a_report_with_figures_is_read_as_it_was_written():
     assert again.cases[0].verdicts == report.cases[0].verdicts
     assert again.cases[0].section == "prefill"
     assert record.to_json(again) == record.to_json(report)
+
+
+# For a README
+
+
+def test_markdown_has_figures_and_batches():
+    figure = dataclasses.replace(
+        prompt(1024, 8, section="batches"),
+        verdicts=(cell("f", 0.96), cell("f", 1.2), cell("g", None, reason="not run")),
+    )
+    report = Report({"gpu": "a card", "torch": "2", "date": "today"}, {"rounds": 7}, {}, (figure,))
+    lines = markdown.render(report).splitlines()
+    assert lines[0].startswith("a card, torch 2, today; ")
+    assert "| f | 1.00 × on average, 0.95 × in each cell | 1.07 × on average, 0.96 × in 1024 | met |" in lines
+    assert "| g | 1.00 × on average, 0.95 × in each cell | | not measured (0 of 1 cells) |" in lines
+    assert "| | AttnLoom | FA3 |" in lines
+    assert "| prefill 1 x 1024, 8 kv heads, contiguous | 0 TFLOP/s | 4.00 × |" in lines
+
+
+def test_the_stored_report_as_markdown(capsys):
+    stored = Path(__file__).parent / "data" / "bench_gpu_made_up.json"
+    assert main(["bench", "draw", str(stored), "--markdown"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len({row.count("|") for row in rows}) == 1
+    assert any(
+        row.startswith("| decode 64 x U(2048, 4096), 8 kv heads | 4.07 TB/s, 93.8 % of a plain read |") for row in rows
+    )
