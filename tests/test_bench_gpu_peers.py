@@ -137,6 +137,15 @@ def test_prefill(peers, name, workload, mode):
         assert any(n.startswith("batched") for n in names) == batch.is_constant
 
 
+@pytest.mark.parametrize("name", ["flashinfer-paged-fa3", "flashinfer-ragged-fa3", "fa3"])
+def test_prefill_that_is_not_causal(peers, name):
+    batch = DeviceBatch(small(workload="sharegpt_3_seed7", mode="prefill", dtype="bf16", page_size=7, causal=False))
+    assert check(peers[name], batch)
+    causal = DeviceBatch(small(workload="sharegpt_3_seed7", mode="prefill", dtype="bf16", page_size=7))
+    prepared = peers[name].settings(causal)[0].prepare()
+    assert engine.wrong_rows(batch, prepared.rows(prepared.call())) is not None  # the check tells one from the other
+
+
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("name", ["flashinfer-decode-cuda", "flashinfer-decode-tensor", "fa3"])
 def test_decode(peers, name, workload):
@@ -153,9 +162,9 @@ def test_fa3_tries_no_cache_that_is_mostly_padding(peers):
     assert all(setting.name.startswith("varlen") for setting in peers["fa3"].settings(batch))
 
 
-@pytest.mark.parametrize("mode", ["prefill", "decode"])
+@pytest.mark.parametrize(("mode", "causal"), [("prefill", True), ("prefill", False), ("decode", True)])
 @pytest.mark.parametrize("name", ["torch-fa2", "torch-cudnn"])
-def test_torch(peers, name, mode, monkeypatch):
+def test_torch(peers, name, mode, causal, monkeypatch):
     """The CPU has neither cuDNN nor the operator below FA2; their calls go to the back end that it has."""
     from attnloom.bench.gpu.peers import torch_fa2
 
@@ -166,7 +175,7 @@ def test_torch(peers, name, mode, monkeypatch):
         return real(list(torch.nn.attention.SDPBackend.__members__.values())[1:])
 
     monkeypatch.setattr(torch_fa2, "sdpa_kernel", here)
-    batch = DeviceBatch(small(mode=mode))
+    batch = DeviceBatch(small(mode=mode, causal=causal))
     assert len(check(peers[name], batch, skipped=("operator, cumulative lengths",))) == 2
     assert set(backends) == {{"torch-fa2": "FLASH_ATTENTION", "torch-cudnn": "CUDNN_ATTENTION"}[name]}
 
@@ -175,4 +184,5 @@ def test_torch(peers, name, mode, monkeypatch):
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_flex(peers, workload):
     batch = DeviceBatch(small(workload=workload, mode="prefill"))
+    assert peers["flex"].unfit_reason(small(mode="prefill", causal=False)) is not None
     assert check(peers["flex"], batch) == ["batched" if workload == "constant_2x40" else "packed, document mask"]
