@@ -12,7 +12,10 @@ _FALSE = {"", "0", "false", "no", "off"}
 
 
 def _flag(name: str) -> bool:
-    value = os.environ.get(name, "").strip().lower()
+    given = os.environ.get(name)
+    if given is None:
+        return False
+    value = given.strip().lower()
     if value in _TRUE:
         return True
     if value in _FALSE:

@@ -108,6 +108,7 @@ class BatchAttention:
         self._workspace = Workspace(workspace, self.device)
         self._declared = None if maxima is None else Declared(maxima, self.spec, self._program, self.device)
         self._captured: list[Planned] = []
+        self._classes: dict[int | None, tuple[TileClass, ...]] = {}  # of each num_ctas that was asked for
         self._planner = planner
         self._cost = cost_model(self.target.arch_name, self._implementation.name)
         self._state: Planned | None = None
@@ -303,7 +304,11 @@ class BatchAttention:
         return self._state
 
     def _tile_classes(self, num_ctas: int | None) -> tuple[TileClass, ...]:
-        return self._config.tile_classes(num_ctas or self._implementation.default_num_ctas(self.target))
+        found = self._classes.get(num_ctas)
+        if found is None:
+            workers = num_ctas or self._implementation.default_num_ctas(self.target)
+            found = self._classes[num_ctas] = self._config.tile_classes(workers)
+        return found
 
     def _schedule(self, inputs: planning.PlanInputs, operands: Operands, classes: tuple[TileClass, ...]) -> Planned:
         made = planning.make_schedule(

@@ -53,15 +53,18 @@ def place(inputs: PlanInputs, made: Schedule, operands: Operands, spec: Attentio
     if kv.pages is not None and kv.pages.is_cpu and not on_host:
         arrays.append((kv.pages.numpy(), 1))
         pages = {}
-    arrays += [(positions, 1) for positions in given if positions is not None]
-    hosted = {}
+    hosted, first_extra = {}, len(made.sections) + len(arrays)
+    for positions in given:
+        if positions is not None:
+            arrays.append((positions, 1))
     if operands and not on_host:
         hosted = {name: x for name, x in operands.items() if isinstance(x, torch.Tensor) and x.is_cpu}
         arrays += [(as_bytes(value), 0) for value in hosted.values()]
     buffer = send(made, arrays, device)
-    extra = iter(range(len(buffer.places) - len(hosted) - sum(x is not None for x in given), len(buffer.places)))
-    q_pos, kv_pos = (None if positions is None else buffer.view(next(extra), _LINE) for positions in given)
-    if hosted:
+    q_pos = kv_pos = None
+    if len(buffer.places) > first_extra:
+        extra = iter(range(first_extra, len(buffer.places)))
+        q_pos, kv_pos = (None if positions is None else buffer.view(next(extra), _LINE) for positions in given)
         operands = operands | {name: _like(value, buffer, next(extra)) for name, value in hosted.items()}
     plan = make_plan(inputs, spec, made, buffer, pages=pages, total_kv=int(kv_indptr[-1]))
     return Placed(plan, q_pos, kv_pos, operands, (buffer.tensor,))

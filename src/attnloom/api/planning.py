@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attnloom.errors import InvalidArgument, InvalidMetadata
-from attnloom.formats import KVFormat, PagedKV, RaggedKV, ResolvedKV, host_indptr, host_ints
+from attnloom.formats import KVFormat, PagedKV, RaggedKV, ResolvedKV, host_ints, host_lengths
 from attnloom.formats.index import IntArray
 from attnloom.formats.paged import BlockTableKV
 from attnloom.schedule.cost import CostModel
@@ -58,8 +58,7 @@ def gather_inputs(
             fix="Wrap the page table: al.PagedKV(kv_indptr, kv_indices, kv_last_page_len, page_size=...).",
         )
     _check_page_size(spec, kv)
-    indptr = host_indptr("qo_indptr", qo_indptr)
-    qo_len = indptr[1:] - indptr[:-1]
+    indptr, qo_len = host_lengths("qo_indptr", qo_indptr)
     resolved = kv.resolve(qo_len.shape[0], device)
     positions = _positions("q_pos", q_pos, qo_len), _positions("kv_pos", kv_pos, resolved.kv_len)
     return PlanInputs(indptr, qo_len, resolved, *positions)

@@ -2,7 +2,7 @@
 
 from attnloom.formats.base import KVFormat, ResolvedKV
 from attnloom.formats.composed import ComposedKV, Level
-from attnloom.formats.index import exclusive_cumsum, host_indptr, host_ints
+from attnloom.formats.index import exclusive_cumsum, host_ints, host_lengths
 from attnloom.formats.paged import PagedKV
 from attnloom.formats.ragged import RaggedKV
 from attnloom.formats.sparse import BlockSparse
@@ -16,6 +16,6 @@ __all__ = [
     "RaggedKV",
     "ResolvedKV",
     "exclusive_cumsum",
-    "host_indptr",
     "host_ints",
+    "host_lengths",
 ]

@@ -21,10 +21,11 @@ def host_ints(name: str, value: Any, ndim: int = 1) -> IntArray:
     Raises InvalidMetadata naming the array, its dtype or shape, and what was expected.
     """
     if isinstance(value, torch.Tensor):
-        check_has_values(name, value)
+        if value.layout is not torch.strided or not value.is_cpu:
+            check_has_values(name, value)
         if value.dtype not in INDEX_DTYPES:
             raise _wrong_dtype(name, value.dtype)
-        array = value.numpy() if value.device.type == "cpu" else value.cpu().numpy()
+        array = value.numpy() if value.is_cpu else value.cpu().numpy()
     else:
         array = _as_array(name, value)
         if array.size == 0 and array.dtype.kind == "f":
@@ -52,8 +53,8 @@ def check_has_values(name: str, value: torch.Tensor) -> None:
         )
 
 
-def host_indptr(name: str, value: Any) -> IntArray:
-    """An index pointer [batch + 1] on the host: starts at 0 and never decreases."""
+def host_lengths(name: str, value: Any) -> tuple[IntArray, IntArray]:
+    """An index pointer [batch + 1] on the host, which starts at 0 and never decreases, and its lengths [batch]."""
     indptr = host_ints(name, value)
     if indptr.shape[0] < 1:
         raise InvalidMetadata(name=name, given="no elements", expected="batch + 1 elements, the first 0", fix="")
@@ -64,7 +65,8 @@ def host_indptr(name: str, value: Any) -> IntArray:
             expected="a first element of 0",
             fix="Subtract the first element.",
         )
-    if np.logical_or.reduce(indptr[1:] < indptr[:-1]):
+    lengths = indptr[1:] - indptr[:-1]
+    if lengths.shape[0] and np.minimum.reduce(lengths | indptr[1:]) < 0:  # the sign of one is the sign of all
         where = int(np.argmax(indptr[1:] < indptr[:-1]))
         raise InvalidMetadata(
             name=name,
@@ -72,7 +74,7 @@ def host_indptr(name: str, value: Any) -> IntArray:
             expected="a non-decreasing array",
             fix="Build it as a cumulative sum of lengths.",
         )
-    return indptr
+    return indptr, lengths
 
 
 def exclusive_cumsum(lengths: IntArray) -> IntArray:

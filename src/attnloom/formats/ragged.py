@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from attnloom.formats.base import KVFormat, ResolvedKV
-from attnloom.formats.index import expect_length, host_indptr
+from attnloom.formats.index import expect_length, host_lengths
 
 
 class RaggedKV(KVFormat):
@@ -24,6 +24,6 @@ class RaggedKV(KVFormat):
 
     def resolve(self, batch: int, device: torch.device) -> ResolvedKV:
         """See KVFormat.resolve."""
-        indptr = host_indptr("kv_indptr", self.kv_indptr)
+        indptr, lengths = host_lengths("kv_indptr", self.kv_indptr)
         expect_length("kv_indptr", indptr, batch + 1, "batch + 1, from qo_indptr")
-        return ResolvedKV(indptr[1:] - indptr[:-1], indptr[:-1], None, 1, int(indptr[-1]))
+        return ResolvedKV(lengths, indptr[:-1], None, 1, int(indptr[-1]))
