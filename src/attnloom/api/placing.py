@@ -54,9 +54,7 @@ def place(inputs: PlanInputs, made: Schedule, operands: Operands, spec: Attentio
         arrays.append((kv.pages.numpy(), 1))
         pages = {}
     hosted, first_extra = {}, len(made.sections) + len(arrays)
-    for positions in given:
-        if positions is not None:
-            arrays.append((positions, 1))
+    arrays.extend([(positions, 1) for positions in given if positions is not None])
     if operands and not on_host:
         hosted = {name: x for name, x in operands.items() if isinstance(x, torch.Tensor) and x.is_cpu}
         arrays += [(as_bytes(value), 0) for value in hosted.values()]
