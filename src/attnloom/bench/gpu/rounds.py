@@ -30,8 +30,8 @@ def calls_per_sample(seconds: float, sample: float = _SAMPLE_SECONDS) -> int:
 def sample_seconds(left: float | None, samples: int) -> float:
     """Seconds of a sample where `samples` of them have `left` seconds (None: as long as is worth while).
 
-    >>> sample_seconds(None, 70), sample_seconds(0.7, 70), sample_seconds(0.0, 70)
-    (0.02, 0.008, 0.003)
+    >>> sample_seconds(None, 70), sample_seconds(0.0, 70), sample_seconds(0.5, 64)
+    (0.02, 0.003, 0.00625)
     """
     if left is None:
         return _SAMPLE_SECONDS
