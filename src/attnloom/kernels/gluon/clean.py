@@ -7,7 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from attnloom.kernels.gluon.walk import FLAGS, MASKED
+from attnloom.kernels.gluon.walk import FLAGS
 
 CHUNK = gl.constexpr(16)  # rows that pass through registers at a time
 
@@ -75,20 +75,19 @@ def clean_unseen(scores, seen, st, stages, cleaning, turn, cfg: gl.constexpr, WG
 
 @gluon.jit
 def clean_values(scores, tag, limit, c, turn, bufs, bars, cfg: gl.constexpr, WG: gl.constexpr):
-    """Clean the values of the CTA's c-th tile where its tag and its place ask for it; returns the next turn.
+    """Clean the values of the CTA's c-th tile, one with a mask, where its place asks for it; returns the next turn.
 
     scores: the tile's, masked. TMA writes zeros for pages past `limit`, gathered copies for rows past it.
     """
-    _q_full, _q_empty, _k_full, _k_empty, v_full, _v_empty, cleaning = bars
-    past_limit = (tag & ~FLAGS) + cfg.TILE_KV > limit
+    _q_full, _q_empty, _k_full, _k_empty, v_full, _v_empty, cleaning, _item_empty = bars
     if cfg.OWNS:
-        dirty = past_limit & ((tag & MASKED) != 0)
+        dirty = (tag & ~FLAGS) + cfg.TILE_KV > limit
         if cfg.PAGED and not cfg.GATHER:
             dirty = dirty & (limit % cfg.PAGE_SIZE != 0)
         if cfg.GATHER:
             dirty = False
     else:
-        dirty = (tag & MASKED) != 0
+        dirty = True
     if dirty:
         st = c % cfg.STAGES
         mbarrier.wait(v_full.index(st), (c // cfg.STAGES) & 1)

@@ -7,6 +7,7 @@ from attnloom.kernels.gluon.walk import publish, published
 
 # integers of an item in its slot: present or not, keys below which it sees, then its fields
 FIELDS = gl.constexpr(16)
+ITEMS = gl.constexpr(3)  # slots: one being finished, one begun, one listed
 
 
 @gluon.jit
@@ -19,23 +20,23 @@ def publish_item(items, slot, there, limit, item, num_warps: gl.constexpr):
 
 
 @gluon.jit
-def item_is_there(items, slot):
+def item_is_there(items, slot, num_warps: gl.constexpr):
     """Whether the slot holds an item; if not, none follows."""
-    return published(items.index(slot * FIELDS), 4) != 0
+    return published(items.index(slot * FIELDS), num_warps) != 0
 
 
 @gluon.jit
-def item_fields(items, slot):
+def item_fields(items, slot, num_warps: gl.constexpr):
     """((row_start, row_count, kv_head, slot, q_begin, qo_len, kv_len, request), limit)."""
     at = slot * FIELDS
     item = (
-        published(items.index(at + 2), 4),
-        published(items.index(at + 3), 4),
-        published(items.index(at + 4), 4),
-        published(items.index(at + 5), 4),
-        published(items.index(at + 6), 4),
-        published(items.index(at + 7), 4),
-        published(items.index(at + 8), 4),
-        published(items.index(at + 9), 4),
+        published(items.index(at + 2), num_warps),
+        published(items.index(at + 3), num_warps),
+        published(items.index(at + 4), num_warps),
+        published(items.index(at + 5), num_warps),
+        published(items.index(at + 6), num_warps),
+        published(items.index(at + 7), num_warps),
+        published(items.index(at + 8), num_warps),
+        published(items.index(at + 9), num_warps),
     )
-    return item, published(items.index(at + 1), 4)
+    return item, published(items.index(at + 1), num_warps)

@@ -1,4 +1,4 @@
-"""The prefill kernel: a producer warp and two consumer warpgroups of 64 packed rows, persistent over the Plan's items.
+"""The prefill kernel: two consumer warpgroups of 64 packed rows, a producer and a walker, persistent over a Plan.
 
 FlashAttention-3's structure. K, V and q come by TMA into rings in shared memory; see prefill_producer and
 prefill_consumer.
@@ -8,9 +8,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from attnloom.kernels.gluon.items import FIELDS
+from attnloom.kernels.gluon.items import FIELDS, ITEMS
 from attnloom.kernels.gluon.prefill_consumer import consume
 from attnloom.kernels.gluon.prefill_producer import produce
+from attnloom.kernels.gluon.prefill_walker import TILES, walk
 
 ROWS = gl.constexpr(64)
 
@@ -98,7 +99,7 @@ def prefill_kernel(
     if cfg.V1 > 0:
         v1 = ring(dtype, cfg.STAGES, cfg.TILE_KV, cfg.V1)
     numbers: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    items = gl.allocate_shared_memory(gl.int32, [cfg.Q_STAGES * FIELDS, 1], numbers)
+    items = gl.allocate_shared_memory(gl.int32, [ITEMS * FIELDS, 1], numbers)
     tags = gl.allocate_shared_memory(gl.int32, [cfg.STAGES, 1], numbers)
     bufs = ((q0, q1), (k0, k1), (v0, v1), items, tags)
     if not cfg.OWNS:
@@ -118,6 +119,14 @@ def prefill_kernel(
         barriers(cfg.STAGES, 1),  # v_full
         barriers(cfg.STAGES, 2),  # v_empty
         barriers(1, 2),  # cleaning
+        barriers(ITEMS, 3),  # item_empty
+    )
+    listed = (
+        gl.allocate_shared_memory(gl.int32, [TILES, 1], numbers),  # tags
+        gl.allocate_shared_memory(gl.int32, [TILES, 1], numbers),  # kv heads
+        gl.allocate_shared_memory(gl.int32, [TILES, 32], numbers),  # pages
+        barriers(TILES, 1),  # full
+        barriers(TILES, 1),  # empty
     )
     fence_async_shared()
     tensors = (out_tensor, lse_tensor, parts)
@@ -126,22 +135,9 @@ def prefill_kernel(
         [
             (consume, (bufs, bars, q_tensor, tensors, inputs, LOGITS, MASK, SINK, OUTPUT, cfg, 0)),
             (consume_second, (bufs, bars, q_tensor, tensors, inputs, LOGITS, MASK, SINK, OUTPUT, cfg)),
-            (
-                produce,
-                (
-                    bufs,
-                    bars,
-                    (q0_desc, q1_desc),
-                    (k0_desc, k1_desc),
-                    (v0_desc, v1_desc),
-                    work,
-                    sequences,
-                    num_pages,
-                    heads_per_item,
-                    cfg,
-                ),
-            ),
+            (produce, (bufs, bars, (q0_desc, q1_desc), (k0_desc, k1_desc), (v0_desc, v1_desc), listed, cfg)),
+            (walk, (items, bars[7], listed, work, sequences, num_pages, heads_per_item, cfg)),
         ],
-        [4, 1],
-        [240, 32],
+        [4, 1, 1],
+        [240, 32, 32],
     )

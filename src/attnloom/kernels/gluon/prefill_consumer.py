@@ -23,7 +23,7 @@ from attnloom.kernels.gluon.functors import (
     softmax_scale,
     transformed,
 )
-from attnloom.kernels.gluon.items import item_fields, item_is_there
+from attnloom.kernels.gluon.items import ITEMS, item_fields, item_is_there
 from attnloom.kernels.gluon.rows import load_queries
 from attnloom.kernels.gluon.softmax import anchor_of, no_rows, partial_sums, row_max
 from attnloom.kernels.gluon.walk import FLAGS, LAST, MASKED, published
@@ -100,27 +100,32 @@ def empty_values(cfg: gl.constexpr):
 
 @gluon.jit
 def functor_scores(
-    scores, tag, item, limit, inputs, LOGITS: gl.constexpr, MASK: gl.constexpr, cfg: gl.constexpr, WG: gl.constexpr
-):
-    """Scores through the functors; the mask only where the tile's tag asks for it."""
-    _row_start, _row_count, _kv_head, _slot, _q_begin, _qo_len, kv_len, request = item
+    scores, tag, c, turn, number, bufs, bars, inputs, LOGITS: gl.constexpr, MASK: gl.constexpr, cfg: gl.constexpr,
+    WG: gl.constexpr,
+):  # fmt: skip
+    """(scores, turn) through the functors; the CTA's c-th tile is masked and its values cleaned if its tag says so.
+
+    Fields of the item, the number-th, are read where they are needed: registers are scarce.
+    """
     positions, kv_indptr_ptr, operands, sm_scale = inputs
     layout: gl.constexpr = scores.type.layout
     KEYS: gl.constexpr = cfg.TILE_KV
     at = tag & ~FLAGS
-    kv = (kv_len, sm_scale)
     if LOGITS is not None:
+        item, _limit = item_fields(bufs[3], number % ITEMS, 4)
         rows = score_rows(item, positions, layout, cfg, WG)
-        kv_pos = score_keys(at, request, kv_len, positions, kv_indptr_ptr, layout, cfg)
-        scores = transformed(scores, kv_pos, rows, kv, operands, LOGITS, cfg, 0)
+        kv_pos = score_keys(at, item, positions, kv_indptr_ptr, layout, cfg)
+        scores = transformed(scores, kv_pos, rows, (item[6], sm_scale), operands, LOGITS, cfg, 0)
     else:
-        scores = transformed(scores, 0, (0, 0, 0, 0, 0, 0), kv, operands, None, cfg, 0)
+        scores = transformed(scores, 0, (0, 0, 0, 0, 0, 0), (0, sm_scale), operands, None, cfg, 0)
     if (tag & MASKED) != 0:
+        item, limit = item_fields(bufs[3], number % ITEMS, 4)
         rows = score_rows(item, positions, layout, cfg, WG)
-        kv_pos = score_keys(at, request, kv_len, positions, kv_indptr_ptr, layout, cfg)
+        kv_pos = score_keys(at, item, positions, kv_indptr_ptr, layout, cfg)
         index = at + gl.arange(0, KEYS, layout=gl.SliceLayout(0, layout))
-        scores = masked(scores, index, limit, kv_pos, rows, kv, operands, MASK, cfg, 0)
-    return scores
+        scores = masked(scores, index, limit, kv_pos, rows, (item[6], sm_scale), operands, MASK, cfg, 0)
+        turn = clean_values(scores, tag, limit, c, turn, bufs, bars, cfg, WG)
+    return scores, turn
 
 
 @gluon.jit
@@ -133,9 +138,10 @@ def score_rows(item, positions, layout: gl.constexpr, cfg: gl.constexpr, WG: gl.
 
 
 @gluon.jit
-def score_keys(at, request, kv_len, positions, kv_indptr_ptr, layout: gl.constexpr, cfg: gl.constexpr):
+def score_keys(at, item, positions, kv_indptr_ptr, layout: gl.constexpr, cfg: gl.constexpr):
     """kv_pos of a tile's keys."""
     KEYS: gl.constexpr = cfg.TILE_KV
+    _row_start, _row_count, _kv_head, _slot, _q_begin, _qo_len, kv_len, request = item
     index = at + gl.arange(0, KEYS, layout=gl.SliceLayout(0, layout))
     if cfg.HAS_KV_POS:
         return key_positions(positions[1] + gl.load(kv_indptr_ptr + request), index, kv_len, cfg)
@@ -161,11 +167,9 @@ def other_tiles(
     tag,
     c,
     turn,
-    q,
+    number,
     bufs,
     bars,
-    item,
-    limit,
     inputs,
     LOGITS: gl.constexpr,
     MASK: gl.constexpr,
@@ -175,8 +179,9 @@ def other_tiles(
     """The item's tiles after the first. Weights of the tile before come in, those of the last go out."""
     acc0, acc1 = acc
     top, sums = row
-    _q_full, _q_empty, k_full, k_empty, v_full, v_empty, _cleaning = bars
+    _q_full, _q_empty, k_full, k_empty, v_full, v_empty, _cleaning, _item_empty = bars
     scale = softmax_scale(inputs[3], cfg)
+    q = query_slots(bufs[0], number % cfg.Q_STAGES, cfg, WG)
     operand = as_operand(weights, acc0, q[0].dtype)
     while (tag & LAST) == 0:
         st = c % cfg.STAGES
@@ -189,7 +194,7 @@ def other_tiles(
         acc0, acc1 = issue_values(operand, bufs[2], past, (acc0, acc1), cfg)
         scores = warpgroup_mma_wait(1 if cfg.V1 == 0 else 2, deps=[scores])
         mbarrier.arrive(k_empty.index(st))
-        scores = functor_scores(scores, tag, item, limit, inputs, LOGITS, MASK, cfg, WG)
+        scores, turn = functor_scores(scores, tag, c, turn, number, bufs, bars, inputs, LOGITS, MASK, cfg, WG)
         if cfg.SOFTMAX:
             new_top = gl.maximum(top, row_max(scores) * scale)
             anchor = anchor_of(new_top)
@@ -210,7 +215,6 @@ def other_tiles(
             mbarrier.arrive(v_empty.index(past))
             weights = scores
             operand = as_operand(weights, acc0, q[0].dtype)
-        turn = clean_values(scores, tag, limit, c, turn, bufs, bars, cfg, WG)
         c += 1
     return (acc0, acc1), operand, top, sums, c, turn
 
@@ -233,8 +237,8 @@ def query_slots(q_smem, slot, cfg: gl.constexpr, WG: gl.constexpr):
 
 @gluon.jit
 def finish_values(operand, stages, c, acc, bars, cfg: gl.constexpr):
-    """The products of an item's last tile, the one before the CTA's c-th."""
-    _q_full, _q_empty, _k_full, _k_empty, v_full, v_empty, _cleaning = bars
+    """The products of an item's last tile, the one before the CTA's c-th; all that is in flight is complete then."""
+    v_full, v_empty = bars[4], bars[5]
     past = (c - 1) % cfg.STAGES
     mbarrier.wait(v_full.index(past), ((c - 1) // cfg.STAGES) & 1)
     acc = issue_values(operand, stages, past, acc, cfg)
@@ -245,18 +249,17 @@ def finish_values(operand, stages, c, acc, bars, cfg: gl.constexpr):
 
 @gluon.jit
 def next_item(number, bufs, bars, cfg: gl.constexpr):
-    """(whether there is one, its fields, its limit) of the CTA's number-th item."""
-    slot = number % cfg.Q_STAGES
-    mbarrier.wait(bars[0].index(slot), (number // cfg.Q_STAGES) & 1)
-    item, limit = item_fields(bufs[3], slot)
-    return item_is_there(bufs[3], slot), item, limit
+    """Whether the CTA has a number-th item; if so its rows of q are there, unless consumers copy them."""
+    mbarrier.wait(bars[0].index(number % cfg.Q_STAGES), (number // cfg.Q_STAGES) & 1)
+    return item_is_there(bufs[3], number % ITEMS, 4)
 
 
 @gluon.jit
-def first_scores(number, c, q_tensor, item, bufs, bars, cfg: gl.constexpr, WG: gl.constexpr):
+def first_scores(number, c, q_tensor, bufs, bars, cfg: gl.constexpr, WG: gl.constexpr):
     """Start the scores of an item's first tile, the CTA's c-th: (scores, its tag)."""
     q = query_slots(bufs[0], number % cfg.Q_STAGES, cfg, WG)
     if not cfg.Q_TMA:
+        item, _limit = item_fields(bufs[3], number % ITEMS, 4)
         load_queries(q, q_tensor, item, WG * ROWS, cfg)
     st = c % cfg.STAGES
     mbarrier.wait(bars[2].index(st), (c // cfg.STAGES) & 1)
@@ -264,41 +267,18 @@ def first_scores(number, c, q_tensor, item, bufs, bars, cfg: gl.constexpr, WG: g
 
 
 @gluon.jit
-def begin_item(
-    number, c, turn, q_tensor, item, limit, bufs, bars, inputs, LOGITS: gl.constexpr, MASK: gl.constexpr,
-    cfg: gl.constexpr, WG: gl.constexpr,
+def finish_item(
+    acc, row, number, bufs, bars, tensors, inputs, SINK: gl.constexpr, OUTPUT: gl.constexpr, cfg: gl.constexpr,
+    WG: gl.constexpr,
 ):  # fmt: skip
-    """An item's first tile by itself: (weights, maximum, partial sums, tag, turn)."""
-    scores, tag = first_scores(number, c, q_tensor, item, bufs, bars, cfg, WG)
-    scores = warpgroup_mma_wait(0, deps=[scores])
-    mbarrier.arrive(bars[3].index(c % cfg.STAGES))
-    scores = functor_scores(scores, tag, item, limit, inputs, LOGITS, MASK, cfg, WG)
-    weights, top, sums = first_weights(scores, softmax_scale(inputs[3], cfg), cfg)
-    turn = clean_values(scores, tag, limit, c, turn, bufs, bars, cfg, WG)
-    return weights, top, sums, tag, turn
-
-
-@gluon.jit
-def change_items(
-    acc, operand, row, number, c, turn, q_tensor, item, limit, bufs, bars, inputs, LOGITS: gl.constexpr,
-    MASK: gl.constexpr, cfg: gl.constexpr, WG: gl.constexpr,
-):  # fmt: skip
-    """The last product of one item under the first scores of the next: (acc, weights, maximum, sums, tag, turn)."""
-    past = (c - 1) % cfg.STAGES
-    past_phase = ((c - 1) // cfg.STAGES) & 1
-    v_full = bars[4]
-    scores, tag = first_scores(number, c, q_tensor, item, bufs, bars, cfg, WG)
-    mbarrier.wait(v_full.index(past), past_phase)
-    acc = issue_values(operand, bufs[2], past, acc, cfg)
-    scores = warpgroup_mma_wait(1 if cfg.V1 == 0 else 2, deps=[scores])
-    mbarrier.arrive(bars[3].index(c % cfg.STAGES))
-    scores = functor_scores(scores, tag, item, limit, inputs, LOGITS, MASK, cfg, WG)
-    weights, top, sums = first_weights(scores, softmax_scale(inputs[3], cfg), cfg)
-    mbarrier.wait(v_full.index(past), past_phase)  # ends a basic block, as in other_tiles
-    acc = wait_values(acc, cfg)
-    mbarrier.arrive(bars[5].index(past))
-    turn = clean_values(scores, tag, limit, c, turn, bufs, bars, cfg, WG)
-    return acc, weights, top, sums, tag, turn
+    """Write an item; this warpgroup has made its last product with q: the output passes through its place."""
+    item, _limit = item_fields(bufs[3], number % ITEMS, 4)
+    q = query_slots(bufs[0], number % cfg.Q_STAGES, cfg, WG)
+    acc0, acc1, lse = close_rows(acc, row[0], row[1], cfg)
+    write_item((acc0, acc1), lse, item, tensors, q, inputs[0], inputs[2], WG * ROWS, SINK, OUTPUT, cfg)
+    fence_async_shared()
+    mbarrier.arrive(bars[1].index(number % cfg.Q_STAGES))
+    mbarrier.arrive(bars[7].index(number % ITEMS))
 
 
 @gluon.jit
@@ -317,49 +297,54 @@ def consume(
 ):
     """Every item of this CTA. bufs: (q pieces, k pieces, v pieces, items, tags, seen); c counts its tiles."""
     OVERLAP: gl.constexpr = cfg.Q_STAGES > 1
+    k_empty = bars[3]
+    scale = softmax_scale(inputs[3], cfg)
     c = 0
     number = 0
     turn = 0
-    more, item, limit = next_item(number, bufs, bars, cfg)
+    more = next_item(number, bufs, bars, cfg)
     weights = empty_scores(cfg.TILE_KV)
     top, sums = no_rows(weights)
     tag = LAST + 0 * c
     if more:
-        weights, top, sums, tag, turn = begin_item(
-            number, c, turn, q_tensor, item, limit, bufs, bars, inputs, LOGITS, MASK, cfg, WG
-        )
+        scores, tag = first_scores(number, c, q_tensor, bufs, bars, cfg, WG)
+        scores = warpgroup_mma_wait(0, deps=[scores])
+        mbarrier.arrive(k_empty.index(c % cfg.STAGES))
+        scores, turn = functor_scores(scores, tag, c, turn, number, bufs, bars, inputs, LOGITS, MASK, cfg, WG)
+        weights, top, sums = first_weights(scores, scale, cfg)
         c += 1
     while more:
-        slot = number % cfg.Q_STAGES
-        q = query_slots(bufs[0], slot, cfg, WG)
         acc, operand, top, sums, c, turn = other_tiles(
-            empty_values(cfg), weights, (top, sums), tag, c, turn, q, bufs, bars, item, limit, inputs, LOGITS, MASK,
-            cfg, WG,
-        )  # fmt: skip
-        following, next_limit, next_top, next_sums = item, limit, top, sums
+            empty_values(cfg), weights, (top, sums), tag, c, turn, number, bufs, bars, inputs, LOGITS, MASK, cfg, WG
+        )
         if OVERLAP:
-            more, following, next_limit = next_item(number + 1, bufs, bars, cfg)
+            more = next_item(number + 1, bufs, bars, cfg)
             if more:
-                acc, weights, next_top, next_sums, tag, turn = change_items(
-                    acc, operand, (top, sums), number + 1, c, turn, q_tensor, following, next_limit, bufs, bars,
-                    inputs, LOGITS, MASK, cfg, WG,
-                )  # fmt: skip
+                # the last product of this item runs beside the first scores of the next, these beside its end
+                scores, tag = first_scores(number + 1, c, q_tensor, bufs, bars, cfg, WG)
+                acc = finish_values(operand, bufs[2], c, acc, bars, cfg)
+                scores = warpgroup_mma_wait(0, deps=[scores])
+                mbarrier.arrive(k_empty.index(c % cfg.STAGES))
+                finish_item(acc, (top, sums), number, bufs, bars, tensors, inputs, SINK, OUTPUT, cfg, WG)
+                scores, turn = functor_scores(
+                    scores, tag, c, turn, number + 1, bufs, bars, inputs, LOGITS, MASK, cfg, WG
+                )
+                weights, top, sums = first_weights(scores, scale, cfg)
                 c += 1
             else:
                 acc = finish_values(operand, bufs[2], c, acc, bars, cfg)
+                finish_item(acc, (top, sums), number, bufs, bars, tensors, inputs, SINK, OUTPUT, cfg, WG)
         else:
             acc = finish_values(operand, bufs[2], c, acc, bars, cfg)
-        acc0, acc1, lse = close_rows(acc, top, sums, cfg)
-        # this warpgroup has made its last product with q: the output passes through its place
-        write_item((acc0, acc1), lse, item, tensors, q, inputs[0], inputs[2], WG * ROWS, SINK, OUTPUT, cfg)
-        fence_async_shared()
-        mbarrier.arrive(bars[1].index(slot))
-        number += 1
-        if not OVERLAP:
-            more, following, next_limit = next_item(number, bufs, bars, cfg)
+            finish_item(acc, (top, sums), number, bufs, bars, tensors, inputs, SINK, OUTPUT, cfg, WG)
+            more = next_item(number + 1, bufs, bars, cfg)
             if more:
-                weights, next_top, next_sums, tag, turn = begin_item(
-                    number, c, turn, q_tensor, following, next_limit, bufs, bars, inputs, LOGITS, MASK, cfg, WG
+                scores, tag = first_scores(number + 1, c, q_tensor, bufs, bars, cfg, WG)
+                scores = warpgroup_mma_wait(0, deps=[scores])
+                mbarrier.arrive(k_empty.index(c % cfg.STAGES))
+                scores, turn = functor_scores(
+                    scores, tag, c, turn, number + 1, bufs, bars, inputs, LOGITS, MASK, cfg, WG
                 )
+                weights, top, sums = first_weights(scores, scale, cfg)
                 c += 1
-        item, limit, top, sums = following, next_limit, next_top, next_sums
+        number += 1

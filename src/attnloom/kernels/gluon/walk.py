@@ -7,9 +7,11 @@ from attnloom.schedule.work import SEGMENT_FIELDS
 
 BOUNDS = gl.constexpr(len(SEGMENT_FIELDS))
 
-# a tile as one integer: its first key, a multiple of 32, and two flags
+# a tile as one integer: its first key, a multiple of 32, and flags
 MASKED = gl.constexpr(1)
-LAST = gl.constexpr(2)
+LAST = gl.constexpr(2)  # of its item
+FIRST = gl.constexpr(4)
+NONE = gl.constexpr(8)  # no tile: no item follows
 FLAGS = gl.constexpr(31)
 
 
