@@ -62,6 +62,22 @@ def longest_first_order(sizes: Ints) -> Ints:
     return order
 
 
+@inner
+def by_section(order: Ints, sections: Ints) -> Ints:
+    """The order, section after section: sections numbers each item's, from 0, and the items' never fall."""
+    ends = zeros(sections[sections.shape[0] - 1] + 2)
+    for i in range(sections.shape[0]):
+        ends[sections[i] + 1] += 1
+    for s in range(1, ends.shape[0]):
+        ends[s] += ends[s - 1]
+    sorted_order = np.empty(order.shape[0], np.int64)
+    for i in range(order.shape[0]):
+        section = sections[order[i]]
+        sorted_order[ends[section]] = order[i]
+        ends[section] += 1
+    return sorted_order
+
+
 @inlined
 def sink_top(loads: Floats, ctas: Ints) -> None:
     """Restore the heap (least load first, equal loads by CTA number) after its top grew."""

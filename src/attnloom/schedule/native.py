@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from attnloom.schedule import tiles as t
 from attnloom.schedule.assemble import Out, Units, add_merges, aligned, grown_rows, places, write_items
+from attnloom.schedule.balance import zeros
 from attnloom.schedule.jit import Entry, inner
 from attnloom.schedule.split import Costs, algorithm1, stream
 
@@ -38,14 +39,45 @@ def unit_order(tiles: Ints, heads: int) -> Ints:
 
 
 @inner
+def sections_of(tiles: Ints, unit_ids: Ints, heads: int, section_keys: int) -> Ints:
+    """The section of each unit: neighbouring requests and heads whose keys are at most ``section_keys``, 0: one."""
+    found = zeros(unit_ids.shape[0])
+    if section_keys <= 0:
+        return found
+    section = 0
+    held = 0
+    unit = 0
+    while unit < found.shape[0]:
+        request = tiles[unit_ids[unit] // heads, t.REQUEST]
+        head = unit_ids[unit] % heads
+        stop = unit
+        keys = np.int64(0)
+        while (
+            stop < found.shape[0]
+            and tiles[unit_ids[stop] // heads, t.REQUEST] == request
+            and unit_ids[stop] % heads == head
+        ):
+            keys = max(keys, tiles[unit_ids[stop] // heads, t.KEYS])
+            stop += 1
+        if held > 0 and held + keys > section_keys:
+            section += 1
+            held = 0
+        held += keys
+        for u in range(unit, stop):
+            found[u] = section
+        unit = stop
+    return found
+
+
+@inner
 def cut(tiles: Ints, unit_ids: Ints, shape: t.Shape, costs: Costs, chunk: Any) -> Any:
-    """(pieces, order of running); chunk = (kv heads, Algorithm 1's least chunk in keys or -1 for stream)."""
-    num_heads, least_chunk = chunk
+    """(pieces, order); chunk = (kv heads, Algorithm 1's least chunk in keys or -1 for stream, keys of a section)."""
+    num_heads, least_chunk, section_keys = chunk
     sizes = np.empty(unit_ids.shape[0], np.int64)
     for unit in range(unit_ids.shape[0]):
         sizes[unit] = tiles[unit_ids[unit] // (num_heads if costs.heads == 1 else 1), t.KV_TILES]
     if least_chunk < 0:
-        return stream(sizes, costs)
+        return stream(sizes, costs, sections_of(tiles, unit_ids, num_heads if costs.heads == 1 else 1, section_keys))
     keys = 0
     for tile in range(tiles.shape[0]):
         keys += num_heads * tiles[tile, t.KEYS]
@@ -128,7 +160,7 @@ def plan_batch(vectors: Any, bands: Any, shapes: Ints, costs: Any, scalars: Any)
     """All arrays of a schedule in one int32 buffer, and their (start, length) in it: int64 [4 C + 3, 2].
 
     vectors = (qo_indptr, kv_len, q_pos, kv_pos), bands = (may, not_must), both int64.
-    shapes int64 [C, 7]: tile_q, tile_kv, num_ctas, rows_above, rows_upto, workers, heads of a unit.
+    shapes int64 [C, 8]: tile_q, tile_kv, num_ctas, rows_above, rows_upto, workers, heads of a unit, section keys.
     costs float64 [C, 3]: overhead, merge_fixed, merge_slot in kv tiles.
     scalars = (group_size, kv heads, has_q_pos, has_kv_pos, Algorithm 1's least chunk or -1).
     An empty buffer: the batch has too many packed rows, or a request too many keys, for int32.
@@ -150,7 +182,7 @@ def plan_batch(vectors: Any, bands: Any, shapes: Ints, costs: Any, scalars: Any)
         tiles, buffer, num_segments = t.find_tiles(batch, mask, shape, buffer, end)
         unit_heads = num_heads if cost.heads == 1 else 1
         unit_ids = unit_order(tiles, unit_heads)
-        pieces, order = cut(tiles, unit_ids, shape, cost, (num_heads, least_chunk))
+        pieces, order = cut(tiles, unit_ids, shape, cost, (num_heads, least_chunk, shapes[c, 7]))
         mine = sections[SECTIONS_PER_CLASS * c :]
         start = end
         end = class_sections(mine, start, num_segments, pieces.shape[0], shape.num_ctas)

@@ -114,7 +114,7 @@ def _class_tables(
     """shapes and costs as `native.plan_batch` takes them, and heads_per_item of each class."""
     if not classes:
         raise InvalidArgument(name="classes", given=(), supported="at least one tile class", fix="Pass a TileClass.")
-    shapes = np.empty((len(classes), 7), np.int64)
+    shapes = np.empty((len(classes), 8), np.int64)
     costs = np.empty((len(classes), 3), np.float64)
     heads = tuple(heads_per_item(tile, num_kv_heads) for tile in classes)
     above = 0
@@ -124,7 +124,8 @@ def _class_tables(
             raise InvalidArgument(name="tile class", given=tile, supported="positive sizes", fix="Use num_ctas >= 1.")
         largest = tile.tile_q == max(other.tile_q for other in classes)
         upto = _ANY_ROWS if largest else tile.tile_q
-        shapes[c] = (tile.tile_q, tile.tile_kv, tile.num_ctas, above, upto, tile.num_ctas // heads[c], heads[c])
+        shapes[c, :7] = (tile.tile_q, tile.tile_kv, tile.num_ctas, above, upto, tile.num_ctas // heads[c], heads[c])
+        shapes[c, 7] = tile.section_keys if heads[c] == 1 else 0
         above = upto
         one = cost.of(tile.tile_q)
         unit = one.beta * tile.tile_kv

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attnloom.schedule.balance import assign_longest_first, counting, longest_first_order, zeros
+from attnloom.schedule.balance import assign_longest_first, by_section, counting, longest_first_order, zeros
 from attnloom.schedule.jit import inner
 
 Ints = npt.NDArray[np.int64]
@@ -164,11 +164,12 @@ def finish_time(pieces: Ints, sizes: Ints, costs: Costs) -> float:
 
 
 @inner
-def stream(sizes: Ints, costs: Costs) -> Any:
+def stream(sizes: Ints, costs: Costs, sections: Ints) -> Any:
     """The shipped planner: (pieces, order of running).
 
     Whole units, longest first, where cutting cannot be better by more than its merge costs; otherwise the
     cheapest of a few cuttings. Every result's makespan is at most total / workers + 2 * (overhead + 1).
+    sections: of each unit, from 0, never falling; whole units run section after section where that is as good.
     """
     units = sizes.shape[0]
     total = costs.overhead * units
@@ -184,6 +185,11 @@ def stream(sizes: Ints, costs: Costs) -> Any:
     ctas = order
     if costs.overhead + largest <= bound:
         by_length = longest_first_order(sizes)
+        if units > 0 and sections[units - 1] > 0:
+            sectioned = by_section(by_length, sections)
+            ctas, span = assign_longest_first(sizes, sectioned, costs.overhead, costs.workers)
+            if span <= min(bound, total / costs.workers + costs.merge_fixed + 2 * costs.merge_slot):
+                return whole_units(sizes, ctas), sectioned
         ctas, span = assign_longest_first(sizes, by_length, costs.overhead, costs.workers)
         if span <= bound:
             whole_time = span

@@ -34,13 +34,16 @@ class TileClass:
     """A size of tile that an implementation has a kernel for.
 
     tile_q: packed rows a CTA holds; tile_kv: keys per step; num_ctas: persistent workers of its launch;
-    every_head: items may stand for every kv head where few CTAs idle for it; False: each names its own.
+    every_head: items may stand for every kv head where few CTAs idle for it; False: each names its own;
+    section_keys: where items name their head and several share their keys: keys, of all requests and heads, that are
+    worked on at a time, as many as a cache holds; 0: no limit.
     """
 
     tile_q: int
     tile_kv: int
     num_ctas: int
     every_head: bool = True
+    section_keys: int = 0
 
 
 @dataclass(frozen=True)

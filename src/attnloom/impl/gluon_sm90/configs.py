@@ -13,8 +13,9 @@ from attnloom.schedule.work import TileClass
 
 Kind = Literal["decode", "prefill"]
 TILES_Q = {"decode": (8, 16, 32, 64), "prefill": (128,)}
-TILES_KV = (32, 64, 128)
+TILES_KV = (64, 128)
 
+SECTION_KEYS = 1 << 15  # k and v of that many, 16 MB at head dim 128, stay in the L2
 _MOST_STAGES = 8
 _MOST_CTAS = 4
 
@@ -80,7 +81,9 @@ class GluonSm90Config(Config):
         A prefill item names its kv head, so that a number of heads that does not divide the SMs leaves none idle.
         """
         return tuple(
-            TileClass(one.tile_q, one.tile_kv, num_ctas * one.ctas_per_sm, every_head=one.kind == "decode")
+            TileClass(one.tile_q, one.tile_kv, num_ctas * one.ctas_per_sm)
+            if one.kind == "decode"
+            else TileClass(one.tile_q, one.tile_kv, num_ctas * one.ctas_per_sm, False, SECTION_KEYS)
             for one in self.classes
         )
 
