@@ -7,6 +7,7 @@
 #   make format                    let ruff rewrite what it can
 #   make setup                     install everything and run nothing
 #   make compile-all               compile every shipped GPU tile (no GPU needed); registers, spills, shared memory
+#   make triton-matrix             the Hopper kernels under the other versions of Triton (no GPU needed)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -108,7 +109,23 @@ format: $(DEV_STAMP)
 # Minutes; COMPILE_ARGS=--help. Fails on spills in sm90 tiles that carry a measurement.
 .PHONY: compile-all
 compile-all: $(DEV_STAMP)
+	PYTHONPATH=. $(PY) tools/compile_hopper.py
 	$(PY) tools/compile_all.py $(COMPILE_ARGS)
+
+# Each version in a folder of its own; other kernels may spill otherwise there, so that only failures count.
+TRITON_OTHERS := 3.7.0 3.8.0
+.PHONY: triton-matrix
+triton-matrix: $(TRITON_OTHERS:%=.deps/triton-%/.stamp)
+	@for version in $(TRITON_OTHERS); do \
+	  echo "[triton $$version]"; \
+	  PYTHONPATH=.deps/triton-$$version:. $(PY) tools/compile_hopper.py --expect $$version; \
+	done
+
+.deps/triton-%/.stamp: | $(DEV_STAMP)
+	@echo "[setup] triton==$* into $(@D)"
+	@rm -rf $(@D)
+	@$(PIP) --no-deps --target $(@D) "triton==$*"
+	@touch $@
 
 # ---------------------------------------------------------------- tests
 # One target per pytest process; `make test` runs the gates first, then each of SUITES in turn.

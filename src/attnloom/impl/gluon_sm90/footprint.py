@@ -28,12 +28,12 @@ def pieces(dim: int) -> tuple[int, int]:
     return (128, 64) if dim == 192 else (1 << (dim - 1).bit_length(), 0)
 
 
-def shared_memory(one: ClassConfig, head_dim_qk: int, head_dim_vo: int) -> int:
-    """Bytes of shared memory of a CTA."""
+def shared_memory(one: ClassConfig, head_dim_qk: int, head_dim_vo: int, *, owns: bool = False) -> int:
+    """Bytes of shared memory of a CTA; owns: `GluonConfig.OWNS`, without which a kernel takes more."""
     k, v = sum(pieces(head_dim_qk)), sum(pieces(head_dim_vo))
     ring = _ELEMENT * one.stages * one.tile_kv * (k + v)
     q = _ELEMENT * one.q_stages * one.tile_q * k
-    return ring + q + (_prefill(one) if one.kind == "prefill" else _decode(one))
+    return ring + q + (_prefill(one, owns) if one.kind == "prefill" else _decode(one))
 
 
 def fits(one: ClassConfig, head_dim_qk: int, head_dim_vo: int) -> bool:
@@ -42,12 +42,13 @@ def fits(one: ClassConfig, head_dim_qk: int, head_dim_vo: int) -> bool:
     return needed <= CTA_LIMIT and one.ctas_per_sm * (needed + CTA_OVERHEAD) <= SM_LIMIT
 
 
-def _prefill(one: ClassConfig) -> int:
-    """What is published, which keys are seen, barriers; arguments of three partitions."""
+def _prefill(one: ClassConfig, owns: bool) -> int:
+    """What is published, which keys are seen, barriers; arguments of three partitions, or reductions over warps."""
     published = _INT * (one.q_stages * _FIELDS + one.stages)
-    seen = _INT * 2 * one.tile_kv
+    seen = 0 if owns else _INT * 2 * one.tile_kv
+    scratch = 0 if owns else 2 * 4 * _INT * one.tile_kv  # of two warpgroups' warps
     barriers = _BARRIER * (2 * one.q_stages + 4 * one.stages + 1)
-    return published + seen + barriers + 704
+    return published + seen + barriers + max(scratch, 640) + 64
 
 
 def _decode(one: ClassConfig) -> int:

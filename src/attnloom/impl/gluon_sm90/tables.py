@@ -14,13 +14,14 @@ HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
 class Row:
     """Classes up to head dims (qk, vo), and the measurement that justifies them (empty: none yet).
 
-    spills: instructions in the kernels' loops that move registers to and from local memory; more are a fault.
+    spills: (tile_q, instructions in the loops of its kernels that move registers to and from local memory); for any
+    variant, and more are a fault.
     """
 
     head_dims: tuple[int, int]
     classes: tuple[ClassConfig, ...]
     measured: str = ""
-    spills: int = 0
+    spills: tuple[tuple[int, int], ...] = ()
 
 
 def _decode(tile_kv: int, stages: int) -> tuple[ClassConfig, ...]:
@@ -34,7 +35,14 @@ ROWS = (
     Row((128, 128), (*_decode(64, 3), ClassConfig("prefill", 128, 128, 2, 1, 168, q_stages=2))),
     Row((192, 128), (*_decode(64, 2), ClassConfig("prefill", 128, 64, 2, 1, 168, q_stages=2))),
     Row((192, 192), (*_decode(64, 2), ClassConfig("prefill", 128, 64, 2, 1, 168, q_stages=2))),
-    Row((256, 256), (*_decode(32, 2), ClassConfig("prefill", 128, 64, 2, 1, 168))),
+    Row(
+        (256, 256),
+        (
+            *(ClassConfig("decode", rows, 64, 3) for rows in (8, 16, 32)),
+            ClassConfig("decode", 64, 64, 2),
+            ClassConfig("prefill", 128, 64, 2, 1, 168),
+        ),
+    ),
 )
 
 
