@@ -6,8 +6,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from attnloom.kernels.gluon.decode_finish import close_rows, finish_rows, write_final, write_partial
 from attnloom.kernels.gluon.decode_producer import next_stage
-from attnloom.kernels.gluon.decode_tile import empty_state, product_layout, visit_tile
-from attnloom.kernels.gluon.functors import packed_rows, row_positions
+from attnloom.kernels.gluon.decode_tile import empty_state, item_rows, visit_tile
+from attnloom.kernels.gluon.functors import packed_rows
 from attnloom.kernels.gluon.gather import rows_layout
 from attnloom.kernels.gluon.walk import LAST, published
 from attnloom.kernels.triton.items import read_item, read_request
@@ -36,15 +36,15 @@ def load_queries(q_tensor, item, of_request, cfg: gl.constexpr):
 
 @gluon.jit
 def attend(
-    st, phase, bufs, bars, limit, rows, kv, kv_pos_ptr, operands, LOGITS: gl.constexpr, MASK: gl.constexpr,
+    st, phase, bufs, bars, item, of_request, positions, inputs, LOGITS: gl.constexpr, MASK: gl.constexpr,
     cfg: gl.constexpr,
 ):  # fmt: skip
-    """The state of an item, and the ring's stage and phase behind its last tile."""
+    """The state of an item, the last tile's tag, and the ring's stage and phase behind that tile."""
     q, k_rings, v_rings, tags, p_smem, useful = bufs
     full, empty = bars
     acc0, acc1, top, total = empty_state(cfg)
-    going = True
-    while going:
+    tag = 0
+    while (tag & LAST) == 0:
         mbarrier.wait(full.index(st), phase)
         if cfg.GATHER:
             fence_async_shared()  # what cp.async wrote is read by products
@@ -55,19 +55,37 @@ def attend(
             (k_rings, v_rings, p_smem, useful),
             st,
             tag,
-            limit,
-            rows,
-            kv,
-            kv_pos_ptr,
-            operands,
+            item,
+            of_request,
+            positions,
+            inputs,
             LOGITS,
             MASK,
             cfg,
         )
         mbarrier.arrive(empty.index(st))
         st, phase = next_stage(st, phase, cfg.STAGES)
-        going = (tag & LAST) == 0
-    return acc0, acc1, top, total, st, phase
+    return acc0, acc1, top, total, tag, st, phase
+
+
+@gluon.jit
+def finish(state, q, tensors, item, of_request, rows, operands, SINK: gl.constexpr, OUTPUT: gl.constexpr,
+    cfg: gl.constexpr,
+):  # fmt: skip
+    """Write an item: final rows, or a partial state into its slot; rows is what `item_rows` gave."""
+    out_tensor, lse_tensor, parts = tensors
+    inside, seen = rows
+    q_pos, q_idx, qo_head, kv_head, request, _qo_len = seen
+    acc0, acc1, top, total = state
+    acc0, acc1, lse = close_rows(acc0, acc1, top, total, cfg)
+    slot = item[6]
+    if slot < 0:
+        row = (q_pos, qo_head, kv_head, request)
+        acc0, acc1, lse = finish_rows(acc0, acc1, lse, row, operands, SINK, OUTPUT, cfg)
+        row = (inside, (of_request[0] + q_idx).to(gl.int64), qo_head)
+        write_final(acc0, acc1, lse, q, (out_tensor, lse_tensor), item, of_request[0], row, cfg)
+    else:
+        write_partial(acc0, acc1, lse, parts, slot, inside, cfg)
 
 
 @gluon.jit
@@ -75,7 +93,7 @@ def consume(
     bufs, bars, tensors, where, inputs, LOGITS: gl.constexpr, MASK: gl.constexpr, SINK: gl.constexpr,
     OUTPUT: gl.constexpr, cfg: gl.constexpr,
 ):  # fmt: skip
-    """Items of span (first, behind the last), each read while the one before it runs."""
+    """The CTA's items, each read while the one before it runs."""
     q_tensor, out_tensor, lse_tensor, parts = tensors
     work, sequences, span, heads_per_item = where
     positions, operands, sm_scale = inputs
@@ -83,7 +101,6 @@ def consume(
     q_smem = bufs[0]
     begin, end = span
     cta = gl.program_id(0)
-    columns: gl.constexpr = gl.SliceLayout(0, product_layout(cfg.TILE_Q))
     st = 0
     phase = 0
     next_item = read_item(items_ptr, item_segments_ptr, begin, begin < end, cta, heads_per_item)
@@ -96,33 +113,31 @@ def consume(
         fence_async_shared()
         item, of_request = next_item, next_request
         next_item = read_item(items_ptr, item_segments_ptr, index + 1, index + 1 < end, cta, heads_per_item)
-        request, row_start, row_count, kv_head, slot = item[0], item[1], item[2], item[3], item[6]
-        q_begin, qo_len, kv_len = of_request[0], of_request[1], of_request[2]
-        inside, q_idx, head = packed_rows(row_start, 0, row_count, cfg.TILE_Q, cfg.GROUP, columns)
-        q_pos = row_positions(positions[0], q_begin, q_idx, qo_len, kv_len, cfg)
-        qo_head = kv_head * cfg.GROUP + head
-        kv_pos_ptr = positions[1] + gl.load(sequences[1] + request) if cfg.HAS_KV_POS else positions[1]
-        acc0, acc1, top, total, st, phase = attend(
+        kv_pos_ptr = positions[1] + gl.load(sequences[1] + item[0]) if cfg.HAS_KV_POS else positions[1]
+        acc0, acc1, top, total, tag, st, phase = attend(
             st,
             phase,
             bufs,
             bars,
-            item[5],
-            (q_pos, q_idx, qo_head, kv_head, request, qo_len),
-            (kv_len, sm_scale),
-            kv_pos_ptr,
-            operands,
+            item,
+            of_request,
+            (positions[0], kv_pos_ptr),
+            (operands, sm_scale),
             LOGITS,
             MASK,
             cfg,
         )
         next_request = read_request(sequences, next_item[0])
         q0, q1 = load_queries(q_tensor, next_item, next_request, cfg)
-        acc0, acc1, lse = close_rows(acc0, acc1, top, total, cfg)
-        if slot < 0:
-            row = (q_pos, qo_head, kv_head, request)
-            acc0, acc1, lse = finish_rows(acc0, acc1, lse, row, operands, SINK, OUTPUT, cfg)
-            row = (inside, (q_begin + q_idx).to(gl.int64), qo_head)
-            write_final(acc0, acc1, lse, q_smem, (out_tensor, lse_tensor), item, q_begin, row, cfg)
-        else:
-            write_partial(acc0, acc1, lse, parts, slot, inside, cfg)
+        finish(
+            (acc0, acc1, top, total),
+            q_smem,
+            (out_tensor, lse_tensor, parts),
+            item,
+            of_request,
+            item_rows(item, of_request, positions[0], tag, cfg),
+            operands,
+            SINK,
+            OUTPUT,
+            cfg,
+        )

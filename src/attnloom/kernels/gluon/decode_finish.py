@@ -29,8 +29,7 @@ def close_rows(acc0, acc1, top, total, cfg: gl.constexpr):
 def transform_output(x, row, operands, OUTPUT: gl.constexpr):
     """output_transform of `x`, in its shape also where the functor leaves `x` out; row is (pos, head, batch, lse)."""
     pos, head, batch, lse = row
-    plain = gl.zeros(x.shape, gl.float32, x.type.layout)
-    return plain + OUTPUT(x, pos[None, :], head[None, :], batch, lse[None, :], operands)
+    return gl.zeros_like(x) + OUTPUT(x, pos[None, :], head[None, :], batch, lse[None, :], operands)
 
 
 @gluon.jit

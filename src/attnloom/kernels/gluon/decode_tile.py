@@ -9,7 +9,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from attnloom.kernels.gluon.functors import key_positions, masked, softmax_scale, transformed
+from attnloom.kernels.gluon.functors import (
+    key_positions,
+    masked,
+    packed_rows,
+    row_positions,
+    softmax_scale,
+    transformed,
+)
 from attnloom.kernels.gluon.gather import rows_layout
 from attnloom.kernels.gluon.softmax import anchor_of
 from attnloom.kernels.gluon.walk import FLAGS, MASKED
@@ -22,6 +29,28 @@ CHUNK = gl.constexpr(16)  # rows of values that pass through registers at a time
 def product_layout(rows):
     """The layout of both products: a warpgroup over keys or dims, `rows` columns."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, rows, 16])
+
+
+@gluon.jit
+def fresh(x, moment):
+    """`x` as the compiler cannot know it: what follows from it is computed anew where the tile or item is `moment`."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r", [x, moment], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def item_rows(item, of_request, q_pos_ptr, moment, cfg: gl.constexpr):
+    """(inside, what functors see of an item's rows: (q_pos, q_idx, qo_head, kv_head, request, qo_len)).
+
+    64 rows are more than a thread can keep in registers beside the state.
+    """
+    request, row_start, row_count, kv_head = item[0], item[1], item[2], item[3]
+    q_begin, qo_len, kv_len = of_request[0], of_request[1], of_request[2]
+    columns: gl.constexpr = gl.SliceLayout(0, product_layout(cfg.TILE_Q))
+    if cfg.TILE_Q >= 64:
+        row_start = fresh(row_start, moment)
+    inside, q_idx, head = packed_rows(row_start, 0, row_count, cfg.TILE_Q, cfg.GROUP, columns)
+    q_pos = row_positions(q_pos_ptr, q_begin, q_idx, qo_len, kv_len, cfg)
+    return inside, (q_pos, q_idx, kv_head * cfg.GROUP + head, kv_head, request, qo_len)
 
 
 @gluon.jit
@@ -117,15 +146,22 @@ def add_values(acc0, acc1, weights, rings, st, p_smem, cfg: gl.constexpr):
 
 @gluon.jit
 def visit_tile(
-    state, q, bufs, st, tag, limit, rows, kv, kv_pos_ptr, operands, LOGITS: gl.constexpr, MASK: gl.constexpr,
+    state, q, bufs, st, tag, item, of_request, positions, inputs, LOGITS: gl.constexpr, MASK: gl.constexpr,
     cfg: gl.constexpr,
 ):  # fmt: skip
-    """The tile in stage st joins the state; its tag says where it lies and whether a mask may hide some of it."""
+    """The tile in stage st joins the state; its tag says where it lies and whether a mask may hide some of it.
+
+    positions is (pointer to q_pos, to the request's first kv_pos), inputs is (operands, sm_scale).
+    """
     acc0, acc1, top, total = state
     k_rings, v_rings, p_smem, useful = bufs
+    operands, sm_scale = inputs
     at = tag & ~FLAGS
+    limit = item[5]
+    kv = (of_request[2], sm_scale)
+    _inside, rows = item_rows(item, of_request, positions[0], tag, cfg)
     index = at + gl.arange(0, cfg.TILE_KV, layout=gl.SliceLayout(1, product_layout(cfg.TILE_Q)))
-    kv_pos = key_positions(kv_pos_ptr, index, kv[0], cfg)
+    kv_pos = key_positions(positions[1], index, kv[0], cfg)
     scores = transformed(raw_scores(q, k_rings, st, cfg), kv_pos, rows, kv, operands, LOGITS, cfg, 1)
     if (tag & MASKED) != 0:
         scores = masked(scores, index, limit, kv_pos, rows, kv, operands, MASK, cfg, 1)
@@ -133,7 +169,7 @@ def visit_tile(
             clean_values(scores, index, limit, v_rings, st, useful, cfg)
     weights = scores
     if cfg.SOFTMAX:
-        weights, rescale, top, total = online_softmax(scores, softmax_scale(kv[1], cfg), top, total)
+        weights, rescale, top, total = online_softmax(scores, softmax_scale(sm_scale, cfg), top, total)
         acc0 = acc0 * rescale[None, :]
         if cfg.V1 > 0:
             acc1 = acc1 * rescale[None, :]
