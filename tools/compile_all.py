@@ -6,11 +6,13 @@ and where a row that carries a measurement spills more than the kernels that wer
 ``make compile-all``, or a part of it::
 
     python tools/compile_all.py --arch 90 --dtype bf16 --dims 128 192,128 --tile 64,64,4,3
+    python tools/compile_all.py --arch 80 --dtype bf16 --kv-dtype e4m3 e5m2
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from attnloom.spec import AttentionSpec
 from attnloom.target import Target
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 DIMS = (*((d, d) for d in (16, 32, 64, 80, 96, 112, 128, 192, 256, 512)), (192, 128), (576, 512))
 ARCHS = (80, 86, 89, 90)
 
@@ -35,8 +38,9 @@ _QO_HEADS, _KV_HEADS, _PAGES = 32, 8, 4
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel: a tile class for an architecture, head dims and a dtype; page_size None is ragged KV.
+    """One kernel: a tile class for an architecture, head dims and a dtype.
 
+    page_size: None is ragged KV; fp8: the format of its cache, "" is none;
     stack: bytes a thread may keep in local memory; None where nothing was measured, and any number is only shown.
     """
 
@@ -46,6 +50,7 @@ class Case:
     tile: ClassConfig
     page_size: int | None = 16
     stack: int | None = None
+    fp8: str = ""
 
     @property
     def spec(self) -> AttentionSpec:
@@ -56,6 +61,7 @@ class Case:
             head_dim=self.dims[0],
             head_dim_vo=self.dims[1],
             dtype=DTYPES[self.dtype],
+            kv_dtype=FP8.get(self.fp8),
             page_size=self.page_size,
         )
 
@@ -65,7 +71,7 @@ class Case:
         one, where = self.tile, "ragged" if self.page_size is None else f"page {self.page_size}"
         cap = "" if one.maxnreg is None else f" <= {one.maxnreg} registers"
         tile = f"{one.tile_q} x {one.tile_kv}, {one.num_warps} warps, {one.stages} stages{cap}"
-        return f"sm{self.arch:<4}{self.dims!s:<11}{self.dtype:<5}{where:<8} {tile}"
+        return f"sm{self.arch:<4}{self.dims!s:<11}{self.dtype:<5}{self.fp8:<5}{where:<8} {tile}"
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,7 @@ def compile_case(case: Case) -> Taken:
     """Compile a case for causal attention, or take it from the cache."""
     spec = case.spec
     tokens = case.page_size or 1
-    dtype = DTYPES[case.dtype]
-    k, v = (torch.empty(_PAGES, tokens, _KV_HEADS, dim, dtype=dtype, device="meta") for dim in case.dims)
+    k, v = (torch.empty(_PAGES, tokens, _KV_HEADS, dim, dtype=spec.kv_dtype, device="meta") for dim in case.dims)
     shape = Shape(k, v, paged=case.page_size is not None, with_lse=True)
     target = Target.of_arch(f"sm{case.arch}")
     _, request = next(wanted(spec, al.variants.causal().program, target, TritonConfig((case.tile,)), shape))
@@ -96,15 +101,17 @@ def compile_case(case: Case) -> Taken:
     return Taken(kernel.shared_memory, formula, taken.registers, taken.stack)
 
 
-def shipped(arch: int, dims: tuple[int, int], dtype: str, page_size: int | None = 16) -> Iterator[Case]:
+def shipped(
+    arch: int, dims: tuple[int, int], dtype: str, page_size: int | None = 16, *, fp8: str = ""
+) -> Iterator[Case]:
     """The tiles of a table's row."""
     family = family_of(arch)
     rows = family.fp32_rows if dtype == "fp32" else family.rows
     row = next(row for row in rows if max(dims) <= row.head_dim)
-    probe = Case(arch, dims, dtype, row.classes[0], page_size)
-    stack = row.stack if row.measured and max(dims) == row.head_dim else None
+    probe = Case(arch, dims, dtype, row.classes[0], page_size, fp8=fp8)
+    stack = row.stack if row.measured and max(dims) == row.head_dim and not fp8 else None
     for tile in config_of(probe.spec, family).classes:
-        yield Case(arch, dims, dtype, tile, page_size, stack)
+        yield Case(arch, dims, dtype, tile, page_size, stack, fp8)
 
 
 def faults(case: Case, taken: Taken) -> list[str]:
@@ -134,6 +141,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", type=int, nargs="+", default=ARCHS)
     parser.add_argument("--dtype", nargs="+", choices=tuple(DTYPES), default=("bf16", "fp16", "fp32"))
+    parser.add_argument("--kv-dtype", nargs="+", choices=("same", *FP8), default=("same",), help="default: same")
     parser.add_argument("--dims", type=_dims, nargs="+", default=DIMS, metavar="D or DQK,DVO")
     parser.add_argument("--ragged", action="store_true", help="ragged KV instead of pages of 16")
     parser.add_argument(
@@ -144,13 +152,14 @@ def _arguments() -> argparse.Namespace:
 
 def _cases(args: argparse.Namespace) -> Iterator[Case]:
     page_size = None if args.ragged else 16
-    for arch in args.arch:
-        for dtype in args.dtype:
-            for dims in args.dims:
-                if args.tile:
-                    yield from (Case(arch, dims, dtype, tile, page_size) for tile in args.tile)
-                else:
-                    yield from shipped(arch, dims, dtype, page_size)
+    for arch, dtype, cache, dims in itertools.product(args.arch, args.dtype, args.kv_dtype, args.dims):
+        fp8 = cache if cache in FP8 else ""
+        if fp8 and dtype == "fp32":
+            continue
+        if args.tile:
+            yield from (Case(arch, dims, dtype, tile, page_size, fp8=fp8) for tile in args.tile)
+        else:
+            yield from shipped(arch, dims, dtype, page_size, fp8=fp8)
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from attnloom.impl.triton.candidates import TILES_KV, TILES_Q
 from attnloom.impl.triton.configs import ClassConfig
 from attnloom.impl.triton.footprint import depth
 from attnloom.impl.triton.tables import AMD, FAMILIES, SM86, config_of, family_of
-from attnloom.spec import AttentionSpec
+from attnloom.spec import FP8_DTYPES, AttentionSpec
 from attnloom.target import Target
 
 DIMS = [(d, d) for d in (16, 32, 64, 80, 96, 112, 128, 192, 256, 512)] + [(192, 128), (576, 512)]
@@ -21,14 +21,14 @@ TRITON = TritonImplementation()
 CAUSAL = al.variants.causal().program
 
 
-def spec_of(dims, dtype, page_size=16):
+def spec_of(dims, dtype, page_size=16, kv_dtype=None):
     return AttentionSpec(
         num_qo_heads=8,
         num_kv_heads=2,
         head_dim_qk=dims[0],
         head_dim_vo=dims[1],
         dtype=dtype,
-        kv_dtype=dtype,
+        kv_dtype=kv_dtype or dtype,
         page_size=page_size,
         kv_layout="NHD",
         sm_scale=0.1,
@@ -58,6 +58,23 @@ def test_tiles_fit(family, dims, dtype):
     for one in config.classes:
         needed = one.shared_memory(spec, wgmma=family.wgmma, paged=True) + reserved
         assert one.ctas_per_sm * needed <= family.per_sm
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+@pytest.mark.parametrize("fp8", FP8_DTYPES, ids=str)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_tiles_of_fp8_caches_fit(family, fp8, dims):
+    """They take less than those of 16 bits where the tiles are the same."""
+    plain, spec = spec_of(dims, torch.bfloat16), spec_of(dims, torch.bfloat16, kv_dtype=fp8)
+    assert TRITON.unsupported_reasons(spec, CAUSAL, target_of(family)) == []
+    config = config_of(spec, family)
+    assert [one.tile_q for one in config.classes] == sorted({one.tile_q for one in config.classes})
+    for one in config.classes:
+        needed = one.shared_memory(spec, wgmma=family.wgmma)
+        assert needed <= one.shared_memory(plain, wgmma=family.wgmma)
+        assert one.ctas_per_sm * (needed + (0 if family is AMD else 1024)) <= family.per_sm
+    for found in TRITON.candidate_configs(spec, CAUSAL, target_of(family)):
+        assert found.shared_memory(spec, wgmma=family.wgmma) <= family.shared
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)

@@ -36,6 +36,22 @@ OTHERS = [
     Case(90, (128, 128), "bf16", ClassConfig(64, 64, 4, 3)),
 ]
 
+# fp8 caches: converted by the GPU and by arithmetic, in registers and through shared memory.
+MARGIN_FP8 = 12288
+QUANTISED = [
+    *shipped(80, (128, 128), "bf16", fp8="e4m3"),
+    *shipped(80, (256, 256), "fp16", None, fp8="e5m2"),
+    *shipped(86, (64, 64), "fp16", fp8="e4m3"),
+    *shipped(89, (192, 128), "bf16", fp8="e4m3"),
+    *shipped(90, (64, 64), "fp16", None, fp8="e5m2"),
+    *shipped(90, (128, 128), "bf16", fp8="e4m3"),
+    *shipped(90, (192, 128), "bf16", fp8="e4m3"),
+    *shipped(90, (576, 512), "bf16", fp8="e4m3"),
+    Case(90, (80, 80), "bf16", ClassConfig(1, 64, 4, 3), fp8="e4m3"),
+    Case(90, (128, 128), "bf16", ClassConfig(16, 64, 2, 5), fp8="e5m2"),
+    Case(90, (128, 128), "fp16", ClassConfig(64, 64, 4, 3), fp8="e4m3"),
+]
+
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
@@ -49,3 +65,10 @@ def test_the_formula_bounds_what_triton_takes(case):
     assert 0 <= taken.formula - taken.shared <= MARGIN
     assert "more shared memory" not in " ".join(faults(case, taken))
     assert taken.registers > 0
+
+
+@pytest.mark.parametrize("case", QUANTISED, ids=lambda case: case.words)
+def test_the_formula_bounds_what_fp8_caches_take(case):
+    taken = compile_case(case)
+    assert 0 <= taken.formula - taken.shared <= MARGIN_FP8
+    assert "more shared memory" not in " ".join(faults(case, taken))

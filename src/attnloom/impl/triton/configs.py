@@ -46,6 +46,7 @@ class ClassConfig:
             spec.head_dim_qk,
             spec.head_dim_vo,
             spec.dtype.itemsize,
+            spec.kv_dtype.itemsize,
         )
         return max(tiles.bytes(wgmma=wgmma, paged=one) for one in ((True, False) if paged is None else (paged,)))
 

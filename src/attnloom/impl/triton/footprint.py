@@ -1,6 +1,6 @@
 """Shared memory that Triton gives an attention kernel, computed from what the kernel allocates.
 
-Never less than Triton 3.6's own number, and at most 4 KB more for the shipped tiles
+Never less than Triton 3.6's own number, and at most 4 KB more for the shipped tiles, 12 KB with fp8 caches
 (tests/triton_compile; `make compile-all` prints both). A kernel holds q, copies of
 k and v on their way (`depth`), page ids on theirs, and for a moment the weights of one tile or a reduction's scratch;
 after the loop the accumulator changes its layout in the same bytes.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 _FLOAT = 4
 _WARP_SCRATCH = 128  # bytes a warp, for reductions across warps
+_CONVERSION_SCRATCH = 2048  # bytes a warp at most, where one row's keys and values are converted
 _WGMMA_ALIGNMENT = 1024
 _WGMMA_ROWS = 64
 _WGMMA_WARPS = 4
@@ -31,7 +32,10 @@ def pieces(dim: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Tiles:
-    """What decides the footprint besides the GPU; widths are those of k and v rows, element the bytes of a number."""
+    """What decides the footprint besides the GPU; widths are those of k and v rows.
+
+    element, cached: bytes of a number of q, and of k and v, which are converted after their copy where they are fewer.
+    """
 
     tile_q: int
     tile_kv: int
@@ -40,6 +44,7 @@ class Tiles:
     head_dim_qk: int
     head_dim_vo: int
     element: int
+    cached: int
 
     def bytes(self, *, wgmma: bool, paged: bool) -> int:
         """Bytes of shared memory of a CTA; wgmma: the GPU has Hopper's products (compute capability 9.0)."""
@@ -47,7 +52,7 @@ class Tiles:
             return self._one_row(paged)
         # products straight from shared memory, weights staying in registers
         direct = wgmma and self.element < _FLOAT and self.tile_q >= _WGMMA_ROWS and self.num_warps % _WGMMA_WARPS == 0
-        k, v = self._tile()
+        k, v = self._tile(self.element)
         q = self.element * self.tile_q * sum(pieces(self.head_dim_qk))
         moment = max(0 if direct else self._weights(), _WARP_SCRATCH * self.num_warps)
         if self.stages == 1:
@@ -56,19 +61,25 @@ class Tiles:
             pages = _FLOAT * self.tile_kv * depth(self.stages, paged=True) if paged and self.stages > 2 else 0
             if direct and pages:
                 moment = max(moment, _WGMMA_ALIGNMENT)
-            loop = q + (depth(self.stages, paged=paged) + direct) * (k + v) + pages + moment
+            copies = depth(self.stages, paged=paged)
+            if self.cached < self.element:  # products straight from shared memory need a converted tile there
+                loop = q + copies * sum(self._tile(self.cached)) + pages + max(moment, direct * max(k, v))
+            else:
+                loop = q + (copies + direct) * (k + v) + pages + moment
         return max(loop, _FLOAT * self.tile_q * pieces(self.head_dim_vo)[0])
 
-    def _tile(self) -> tuple[int, int]:
+    def _tile(self, element: int) -> tuple[int, int]:
         """Bytes of a tile of k and of v."""
-        k, v = (self.element * self.tile_kv * sum(pieces(dim)) for dim in (self.head_dim_qk, self.head_dim_vo))
+        k, v = (element * self.tile_kv * sum(pieces(dim)) for dim in (self.head_dim_qk, self.head_dim_vo))
         return k, v
 
     def _one_row(self, paged: bool) -> int:
         """Without products q stays in registers, and page ids do not shorten the pipeline."""
         ids = _FLOAT * self.tile_kv if paged else 0
         scratch = _FLOAT * self.num_warps * pieces(self.head_dim_vo)[0]
-        return (self.stages - 1) * (sum(self._tile()) + ids) + scratch
+        if self.cached < self.element:  # converted numbers change hands
+            scratch = max(scratch, _CONVERSION_SCRATCH * self.num_warps)
+        return (self.stages - 1) * (sum(self._tile(self.cached)) + ids) + scratch
 
     def _weights(self) -> int:
         """The tile's weights, where the two products spread rows over warps differently and they pass through."""

@@ -23,8 +23,10 @@ from attnloom.variant import Program
 from attnloom.variant.bounds import compile_bounds
 
 MERGE_OPTIONS = {"num_warps": 4}
+_LEAST_MERGED, _MOST_MERGED = 4, 8  # rows that a CTA of the merge takes at a time
+_MERGED_ELEMENTS = 8192  # of partial states that it holds: 64 registers a thread
 SMALLEST_FOLDED = 2.0**-100  # see kernels/fp8
-_FIRST_E4M3 = 89  # the compute capability from which on NVIDIA's GPUs convert e4m3; e5m2 is fp16 cut short
+_CONVERTING = 89  # the compute capability from which on NVIDIA's GPUs convert fp8
 _AHEAD_BYTES = 32 * 128  # of q per warp that fit registers beside the state: 32 registers a thread
 
 _FUNCTIONS = {"LOGITS": "logits_transform", "MASK": "logits_mask", "SINK": "sink", "OUTPUT": "output_transform"}
@@ -38,22 +40,29 @@ def functions_of(program: Program) -> dict[str, Any]:
 
 def attention_constants(plan: Plan, t: LaunchTensors, config: ClassConfig, target: Any = None) -> dict[str, Any]:
     """The attention kernel's constants; target None is the interpreter."""
-    cfg = dataclasses.replace(kernel_config(plan, t, config), FP8_CAST=_converts(t.spec.kv_fp8, target))
+    cfg = kernel_config(plan, t, config)
+    if t.spec.kv_fp8 and target is not None:
+        cfg = dataclasses.replace(cfg, FP8_CAST=_converts(target))
     return {**functions_of(t.program), "cfg": cfg}
 
 
-def _converts(fp8: str, target: Any) -> bool:
-    """Whether the GPU (backend, architecture, warp size) converts an fp8 format itself."""
-    if not fp8 or target is None or target[0] != "cuda":
-        return False
-    return fp8 == "e5m2" or target[1] >= _FIRST_E4M3
+def _converts(target: Any) -> bool:
+    """Whether the GPU (backend, architecture, warp size) converts fp8 itself."""
+    return target[0] == "cuda" and bool(target[1] >= _CONVERTING)
 
 
-def merge_constants(plan: Plan, t: LaunchTensors, config: ClassConfig) -> dict[str, Any]:
+def merge_tile(group_size: int, head_dim_vo: int) -> ClassConfig:
+    """tile_q: rows that a CTA of the merge takes at a time; tile_kv: states of each row that it reads at once."""
+    rows = min(max(_LEAST_MERGED, 1 << (group_size - 1).bit_length()), _MOST_MERGED)
+    width, _ = pieces(head_dim_vo)
+    return ClassConfig(rows, min(max(2, _MERGED_ELEMENTS // (rows * width)), 32), MERGE_OPTIONS["num_warps"], 1)
+
+
+def merge_constants(plan: Plan, t: LaunchTensors) -> dict[str, Any]:
     """The merge kernel's constants."""
     functions = functions_of(t.program)
     cfg = dataclasses.replace(  # what a merge does not read is the same for all, so that fewer are compiled
-        kernel_config(plan, t, config),
+        kernel_config(plan, t, merge_tile(plan.group_size, t.spec.head_dim_vo)),
         STAGES=1,
         PAGED=False,
         PAGE_SIZE=0,
@@ -65,7 +74,8 @@ def merge_constants(plan: Plan, t: LaunchTensors, config: ClassConfig) -> dict[s
         HAS_KV_POS=False,
         KV_FP8="",
     )
-    return {"SINK": functions["SINK"], "OUTPUT": functions["OUTPUT"], "cfg": cfg}
+    classes = len(plan.classes)
+    return {"SINK": functions["SINK"], "OUTPUT": functions["OUTPUT"], "CLASSES": classes, "cfg": cfg}
 
 
 def attention_request(plan: Plan, t: LaunchTensors, index: int, how: tuple[ClassConfig, Any]) -> Request:
@@ -76,18 +86,18 @@ def attention_request(plan: Plan, t: LaunchTensors, index: int, how: tuple[Class
     return _request(attention_kernel, t, given, (constants, config.options(), target))
 
 
-def merge_request(plan: Plan, t: LaunchTensors, index: int, how: tuple[ClassConfig, Any]) -> Request:
-    """The merge kernel of class `index`; how: its config, and the target."""
-    config, target = how
-    given = arguments.merge(plan, example(plan, t, index), index)
-    return _request(merge_kernel, t, given, (merge_constants(plan, t, config), MERGE_OPTIONS, target))
+def merge_request(plan: Plan, t: LaunchTensors, target: Any) -> Request:
+    """The merge kernel for the target (backend, architecture, warp size)."""
+    ours, call, _ = example(plan, t, 0)
+    given = arguments.merge(plan, t, (ours, call), arguments.TENSORS)
+    return _request(merge_kernel, t, given, (merge_constants(plan, t), MERGE_OPTIONS, target))
 
 
 def requests(plan: Plan, t: LaunchTensors, configs: tuple[ClassConfig, ...], target: Any) -> Iterator[Request]:
-    """Every kernel that launches of plans like this one may need: attention and merge of each class."""
+    """Every kernel that launches of plans like this one may need: the attention of each class, and the merge."""
     for index, config in enumerate(configs):
         yield attention_request(plan, t, index, (config, target))
-        yield merge_request(plan, t, index, (config, target))
+    yield merge_request(plan, t, target)
 
 
 def example(plan: Plan, t: LaunchTensors, index: int) -> tuple[Any, Any, Any]:
@@ -102,6 +112,8 @@ def _request(function: Any, t: LaunchTensors, given: dict[str, Any], how: tuple[
     if [*given, *constants] != function.arg_names:  # a launch passes arguments by place
         raise RuntimeError(f"{function.__name__} takes {function.arg_names}, built were {[*given, *constants]}")
     types = {"operands": arguments.operand_types(t)}
+    if "regions" in given:  # elements are counted in int64
+        types["regions"] = ("i64", "i64", "i32") * (len(given["regions"]) // 3)
     signature, divisible = signature_of(function.arg_names, given, facts=arguments.LOOKED_AT, types=types)
     return Request(function, signature, divisible, constants, options, target)
 

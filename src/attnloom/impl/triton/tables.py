@@ -31,6 +31,7 @@ class Family:
     wgmma     products of 64 rows and more read shared memory asynchronously, one more copy of k and v being in flight
     rows      for 16-bit types, ascending in head_dim
     fp32_rows for fp32, whose products are IEEE and do without tensor cores
+    fp8_rows  in place of the row of the same head_dim where k and v are fp8: their conversion takes registers
     """
 
     name: str
@@ -39,6 +40,7 @@ class Family:
     wgmma: bool
     rows: tuple[Row, ...]
     fp32_rows: tuple[Row, ...]
+    fp8_rows: tuple[Row, ...] = ()
 
 
 # IEEE products without tensor cores, unmeasured; chosen among what compiles with few spills (make compile-all).
@@ -65,6 +67,7 @@ SM80 = Family(
         Row(576, (ClassConfig(16, 32, 8, 2), ClassConfig(32, 16, 8, 2))),
     ),
     fp32_rows=_FP32,
+    fp8_rows=(Row(128, (ClassConfig(16, 64, 4, 3, 2), ClassConfig(128, 32, 8, 2))),),
 )
 
 SM86 = Family(
@@ -83,6 +86,7 @@ SM86 = Family(
         Row(256, (ClassConfig(16, 16, 8, 2), ClassConfig(32, 16, 8, 2))),
         Row(576, (ClassConfig(16, 16, 8, 1),)),
     ),
+    fp8_rows=(Row(128, (ClassConfig(16, 64, 4, 3), ClassConfig(128, 32, 8, 2))),),
 )
 
 SM90 = Family(
@@ -161,4 +165,7 @@ def config_of(spec: AttentionSpec, family: Family) -> TritonConfig:
     """The family's row of a spec's wider head dim."""
     width = max(spec.head_dim_qk, spec.head_dim_vo)
     rows = family.fp32_rows if spec.dtype.itemsize == 4 else family.rows
-    return TritonConfig(next(row.classes for row in rows if width <= row.head_dim))
+    row = next(row for row in rows if width <= row.head_dim)
+    if spec.kv_fp8:
+        row = next((other for other in family.fp8_rows if other.head_dim == row.head_dim), row)
+    return TritonConfig(row.classes)
