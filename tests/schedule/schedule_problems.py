@@ -151,7 +151,13 @@ def tile_classes(draw):
     """One to three classes with CTA counts of their own, in any order."""
     tile_qs = draw(st.lists(st.sampled_from([1, 4, 16, 24]), min_size=1, max_size=3, unique=True))
     return tuple(
-        TileClass(t, draw(st.sampled_from([4, 8, 12, 16])), draw(st.integers(1, 40)), draw(st.booleans()))
+        TileClass(
+            t,
+            draw(st.sampled_from([4, 8, 12, 16])),
+            draw(st.integers(1, 40)),
+            draw(st.booleans()),
+            draw(st.sampled_from([0, 0, 20, 100])),
+        )
         for t in draw(st.permutations(tile_qs))
     )
 

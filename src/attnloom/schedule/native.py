@@ -45,7 +45,7 @@ def sections_of(tiles: Ints, unit_ids: Ints, heads: int, section_keys: int) -> I
     if section_keys <= 0:
         return found
     section = 0
-    held = 0
+    held = np.int64(0)
     unit = 0
     while unit < found.shape[0]:
         request = tiles[unit_ids[unit] // heads, t.REQUEST]
@@ -61,7 +61,7 @@ def sections_of(tiles: Ints, unit_ids: Ints, heads: int, section_keys: int) -> I
             stop += 1
         if held > 0 and held + keys > section_keys:
             section += 1
-            held = 0
+            held = np.int64(0)
         held += keys
         for u in range(unit, stop):
             found[u] = section

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attnloom.schedule.balance import assign_longest_first, by_section, counting, longest_first_order, zeros
+from attnloom.schedule.balance import assign_longest_first, by_section, counting, longest_first_order, sink_top, zeros
 from attnloom.schedule.jit import inner
 
 Ints = npt.NDArray[np.int64]
@@ -164,6 +164,82 @@ def finish_time(pieces: Ints, sizes: Ints, costs: Costs) -> float:
 
 
 @inner
+def assign_while_fitting(sizes: Ints, order: Ints, costs: Costs, limit: float, chosen: Ints) -> Any:
+    """Give units, in this order, each whole to the CTA with the least load where it stays within ``limit``.
+
+    Writes the CTA of each unit, -1 for one that is too large for any; returns the load of each CTA.
+    """
+    heap = np.empty(costs.workers, np.float64)
+    for c in range(costs.workers):
+        heap[c] = 0.0
+    ctas = counting(costs.workers)
+    for i in range(order.shape[0]):
+        unit = order[i]
+        cost = costs.overhead + sizes[unit]
+        if heap[0] + cost <= limit:
+            chosen[unit] = ctas[0]
+            heap[0] += cost
+            sink_top(heap, ctas)
+        else:
+            chosen[unit] = -1
+    loads = np.empty(costs.workers, np.float64)
+    for c in range(costs.workers):
+        loads[ctas[c]] = heap[c]
+    return loads
+
+
+@inner
+def whole_then_cut(sizes: Ints, order: Ints, costs: Costs, least: int, limit: float) -> Any:
+    """Units in this order, whole as long as they fit; the others are cut to fill what the CTAs have left.
+
+    Returns (pieces, order of running), no pieces where the CTAs do not suffice. A CTA has parts of two units at most.
+    """
+    units = sizes.shape[0]
+    chosen = np.empty(units, np.int64)
+    loads = assign_while_fitting(sizes, order, costs, limit, chosen)
+    pieces = np.empty((units + costs.workers, 4), np.int64)
+    place = np.empty(units, np.int64)
+    count = 0
+    cta = 0
+    for unit in range(units):
+        place[unit] = count
+        first = 0
+        while True:
+            if chosen[unit] >= 0:
+                take = sizes[unit]
+                on = chosen[unit]
+            else:
+                left = sizes[unit] - first
+                room = limit - loads[cta] - costs.overhead
+                take = left if left <= room else min(np.int64(max(room, 0.0)), left - least)
+                if left > room and take < least:
+                    cta += 1
+                    if cta == costs.workers:
+                        return pieces[:0], order
+                    continue
+                on = cta
+                loads[cta] += costs.overhead + take
+            pieces[count, UNIT] = unit
+            pieces[count, FIRST] = first
+            pieces[count, LAST] = first + take
+            pieces[count, CTA] = on
+            count += 1
+            first += take
+            if first == sizes[unit]:
+                break
+    running = np.empty(count, np.int64)
+    at = 0
+    for whole in range(2):  # whole units, then parts: the keys of a cut unit are read at one time
+        for i in range(units):
+            if (chosen[order[i]] >= 0) == (whole == 0):
+                stop = place[order[i] + 1] if order[i] + 1 < units else count
+                for p in range(place[order[i]], stop):
+                    running[at] = p
+                    at += 1
+    return pieces[:count], running
+
+
+@inner
 def stream(sizes: Ints, costs: Costs, sections: Ints) -> Any:
     """The shipped planner: (pieces, order of running).
 
@@ -190,6 +266,11 @@ def stream(sizes: Ints, costs: Costs, sections: Ints) -> Any:
             ctas, span = assign_longest_first(sizes, sectioned, costs.overhead, costs.workers)
             if span <= min(bound, total / costs.workers + costs.merge_fixed + 2 * costs.merge_slot):
                 return whole_units(sizes, ctas), sectioned
+            least = 1 + int(costs.overhead / 2)
+            pieces, order = whole_then_cut(sizes, sectioned, costs, least, total / costs.workers + costs.overhead + 2)
+            if pieces.shape[0]:
+                return pieces, order
+            order = counting(units)
         ctas, span = assign_longest_first(sizes, by_length, costs.overhead, costs.workers)
         if span <= bound:
             whole_time = span
