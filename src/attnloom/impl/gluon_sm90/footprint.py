@@ -16,7 +16,8 @@ CTA_OVERHEAD = 1024  # each of which costs so much more
 _ELEMENT = 2
 _BARRIER = 8
 _INT = 4
-_FIELDS = 16  # integers of a published item
+_ITEMS, _FIELDS = 3, 16  # slots of published items, integers of each
+_TILES = 8  # that the prefill kernel's walker lists ahead, with a page a lane
 
 
 def pieces(dim: int) -> tuple[int, int]:
@@ -43,11 +44,11 @@ def fits(one: ClassConfig, head_dim_qk: int, head_dim_vo: int) -> bool:
 
 
 def _prefill(one: ClassConfig, owns: bool) -> int:
-    """What is published, which keys are seen, barriers; arguments of three partitions, or reductions over warps."""
-    published = _INT * (one.q_stages * _FIELDS + one.stages)
+    """What is published, which keys are seen, barriers; arguments of the partitions, or reductions over warps."""
+    published = _INT * (_ITEMS * _FIELDS + one.stages + _TILES * (32 + 2))
     seen = 0 if owns else _INT * 2 * one.tile_kv
     scratch = 0 if owns else 2 * 4 * _INT * one.tile_kv  # of two warpgroups' warps
-    barriers = _BARRIER * (2 * one.q_stages + 4 * one.stages + 1)
+    barriers = _BARRIER * (2 * one.q_stages + 4 * one.stages + 1 + _ITEMS + 2 * _TILES)
     return published + seen + barriers + max(scratch, 640) + 64
 
 
