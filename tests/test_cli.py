@@ -97,11 +97,6 @@ def test_help_of_a_command(capsys, command):
     assert f"usage: attnloom {' '.join(command)}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["tune"])
-def test_later_commands_say_so(capsys, command):
-    assert refused(capsys, command).startswith(f"attnloom: `attnloom {command}` is not supported yet")
-
-
 def test_any_engine_error_is_one_line(capsys, monkeypatch):
     def fail(_):
         raise errors.InvalidArgument(name="x", given=1, supported="2", fix="Pass 2.")

@@ -1,4 +1,4 @@
-"""The command line: `attnloom info | demo | bench | explain | compile`.
+"""The command line: `attnloom info | demo | bench | explain | compile | tune`.
 
 A command's own package is imported only when that command is given, so that the others start quickly. A
 user's mistake prints one line and exits with 2.
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from attnloom.errors import AttnLoomError, NotYetSupported
+from attnloom.errors import AttnLoomError
 
 # Command: (the module with `add_arguments(parser)` and `run(args) -> int | None`, its line of help).
 COMMANDS = {
@@ -22,8 +22,8 @@ COMMANDS = {
     "bench": ("attnloom.bench", "time attention beside torch, or the planner alone"),
     "explain": ("attnloom.cli.explain", "show the plan of a batch: a table and a timeline"),
     "compile": ("attnloom.cli.compile", "compile a spec's kernels into the cache, for any GPU, without one"),
+    "tune": ("attnloom.cli.tune", "try tiles and pipelines for a spec on this GPU, and keep the quickest"),
 }
-LATER = ("tune",)
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -47,10 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(given: list[str]) -> int:
     chosen = next((word for word in given if not word.startswith("-")), None)
-    if chosen in LATER:
-        raise NotYetSupported(
-            feature=f"`attnloom {chosen}`", fix="Kernels compile at their first use with default configurations."
-        )
     module = importlib.import_module(COMMANDS[chosen][0]) if chosen in COMMANDS else None
     complete = getattr(module, "complete", None)  # a command may fill in words left out
     given = complete(given) if complete else given

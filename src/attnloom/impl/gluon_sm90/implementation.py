@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Sequence
 
 import torch
 
+from attnloom.impl import tuning
 from attnloom.impl.base import Config, Implementation, LaunchTensors
-from attnloom.impl.gluon_sm90.configs import GluonSm90Config
+from attnloom.impl.gluon_sm90.configs import ClassConfig, GluonSm90Config
 from attnloom.impl.gluon_sm90.tables import HEAD_DIMS, config_of
 from attnloom.impl.triton.implementation import interpreted
 from attnloom.schedule.work import Plan
@@ -57,11 +59,11 @@ class GluonSm90Implementation(Implementation):
         return (default, *candidates(spec, default))
 
     def default_config(self, spec: AttentionSpec, program: Program, target: Target) -> GluonSm90Config:
-        """The table's row for the spec."""
-        found = config_of(spec.head_dim_qk, spec.head_dim_vo, spec.group_size)
-        if found is None:
-            raise RuntimeError(f"no tiles for {spec}: unsupported_reasons was not asked")
-        return found
+        """What was tuned for the spec on the device, else the table's row."""
+        tried = tuning.tried(self.name)
+        if isinstance(tried, GluonSm90Config):
+            return tried
+        return _config_of(spec, target.name)
 
     def default_num_ctas(self, target: Target) -> int:
         """The SMs of the device; each class multiplies by the CTAs that an SM holds of it."""
@@ -72,3 +74,14 @@ class GluonSm90Implementation(Implementation):
         from attnloom.impl.gluon_sm90.launch import launch
 
         launch(plan, tensors, self.default_config(tensors.spec, tensors.program, Target.of(tensors.q.device)))
+
+
+@functools.lru_cache(maxsize=256)
+def _config_of(spec: AttentionSpec, device: str) -> GluonSm90Config:
+    tuned = tuning.classes_of(GluonSm90Implementation.name, spec, device)
+    if tuned is not None:
+        return GluonSm90Config(tuple(ClassConfig(**one) for one in tuned))
+    found = config_of(spec.head_dim_qk, spec.head_dim_vo, spec.group_size)
+    if found is None:
+        raise RuntimeError(f"no tiles for {spec}: unsupported_reasons was not asked")
+    return found

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Sequence
 
+from attnloom.impl import tuning
 from attnloom.impl.base import Config, Implementation, LaunchTensors
 from attnloom.impl.triton.candidates import candidates
-from attnloom.impl.triton.configs import INTERPRETED, TritonConfig
+from attnloom.impl.triton.configs import INTERPRETED, ClassConfig, TritonConfig
 from attnloom.impl.triton.tables import config_of, family_of
 from attnloom.schedule.work import Plan
 from attnloom.spec import AttentionSpec
@@ -57,8 +59,11 @@ class TritonImplementation(Implementation):
         return (default,) if target.kind == "cpu" else (default, *candidates(spec, default, target))
 
     def default_config(self, spec: AttentionSpec, program: Program, target: Target) -> TritonConfig:
-        """The table's row for the spec."""
-        return INTERPRETED if target.kind == "cpu" else config_of(spec, family_of(target.arch))
+        """What was tuned for the spec on the device, else the table's row."""
+        tried = tuning.tried(self.name)
+        if isinstance(tried, TritonConfig):
+            return tried
+        return INTERPRETED if target.kind == "cpu" else _config_of(spec, target)
 
     def default_num_ctas(self, target: Target) -> int:
         """The SMs of the device; each class multiplies by the CTAs that an SM holds of it."""
@@ -70,3 +75,11 @@ class TritonImplementation(Implementation):
 
         config = self.default_config(tensors.spec, tensors.program, Target.of(tensors.q.device))
         launch(plan, tensors, config.classes)
+
+
+@functools.lru_cache(maxsize=256)
+def _config_of(spec: AttentionSpec, target: Target) -> TritonConfig:
+    tuned = tuning.classes_of(TritonImplementation.name, spec, target.name)
+    if tuned is not None:
+        return TritonConfig(tuple(ClassConfig(**one) for one in tuned))
+    return config_of(spec, family_of(target.arch))
