@@ -98,7 +98,7 @@ for name, index, params in (("decode", 0, 9 * 3 + 22), ("prefill", len(config.cl
     result[name + " grid"] = list((ctypes.c_uint * 3).in_dll(cuda, "grid"))
     result[name + " ctas"] = plan.classes[index].tile.num_ctas
 result["merges"] = plan.merges.entries.shape[0]
-run.merge(0)
+run.merge()
 descriptors = run._attention(config.classes[-1], len(config.classes) - 1)[1]
 descriptors.arguments(run._call, t, 0)
 start = time.perf_counter()

@@ -73,21 +73,22 @@ run = launch.Compiled(plan, t, config.classes)
 run._device = 0
 pages = plan.levels[0].pages.data_ptr()
 result = {"pointers": [x.data_ptr() for x in (q, k, v, out, lse, space, slopes)], "pages": pages}
-for name, params in (("attend", 34), ("merge", 20)):
+for name, params, given in (("attend", 34, (0,)), ("merge", 26, ())):
     count.value = params
-    getattr(run, name)(0)
+    getattr(run, name)(*given)
     result[name] = [cuda.value(i) for i in range(params)]
     result[name + "_grid"] = list((ctypes.c_uint * 3).in_dll(cuda, "grid"))
 result["stream"] = ctypes.c_void_p.in_dll(cuda, "stream").value
 result["function"] = ctypes.c_void_p.in_dll(cuda, "function").value
 result["merges"], result["ctas"] = plan.merges.entries.shape[0], plan.classes[0].tile.num_ctas
+result["ctas_of_classes"] = [work.tile.num_ctas for work in plan.classes]
 result["heads"] = plan.classes[0].heads_per_item
 start = time.perf_counter()
 for _ in range(2000):
     one = launch.Compiled(plan, t, config.classes)
     one._device = 0
     one.attend(0)
-    one.merge(0)
+    one.merge()
 result["microseconds"] = (time.perf_counter() - start) / 2000 * 1e6
 print(json.dumps(result))
 """
@@ -114,7 +115,12 @@ def test_every_argument_arrives_in_its_place(tmp_path):
     assert got["pages"] in got["attend"][18:29]
     assert slopes in got["attend"][27:33]
     assert got["attend_grid"] == [got["ctas"], 1, 1]
-    assert got["merge"][0] == out
-    assert got["merge_grid"] == [got["merges"], got["heads"], 1]
+    assert [got["merge"][i] for i in (0, 3, 5)] == [out, lse, space]
+    # two slots a CTA, each of 16 or 128 rows: 16 numbers of out a row, behind all of them one of lse
+    first, second = got["ctas_of_classes"]
+    rows = 2 * first * 16, 2 * second * 128
+    assert [*got["merge"][6:8], *got["merge"][9:11]] == [0, rows[0] * 16, rows[0] * 17, rows[0] * 17 + rows[1] * 16]
+    assert [got["merge"][i] & 0xFFFFFFFF for i in (8, 11)] == [16, 128]
+    assert got["merge_grid"] == [got["merges"], got["heads"], 4]  # 16 rows, 4 at a time
     assert (got["stream"], got["function"]) == (77, 4242)
     print(f"host time of attention + merge without a driver: {got['microseconds']:.1f} us")

@@ -17,10 +17,10 @@ from attnloom.variant import Program
 def wanted(
     spec: AttentionSpec, program: Program, target: Target, config: GluonSm90Config, shape: Shape
 ) -> Iterator[tuple[str, Request]]:
-    """(what it is, request) of each kernel: attention and merge of every tile class."""
+    """(what it is, request) of each kernel: the attention of every tile class, and the merge."""
     plan = plan_of(spec, config, shape)
     tensors = tensors_of(spec, program, plan, shape)
     triple = ("cuda", target.arch, 32)
-    for index, (one, merging) in enumerate(zip(config.classes, config.merging, strict=True)):
+    for index, one in enumerate(config.classes):
         yield one.words, requests.attention_request(plan, tensors, index, (one, triple))
-        yield f"merge, {one.tile_q} rows", merge_request(plan, tensors, index, (merging, triple))
+    yield "merge", merge_request(plan, tensors, triple)

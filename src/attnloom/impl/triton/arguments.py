@@ -6,6 +6,7 @@ read off it), or its address (`ADDRESSES`: the quickest for a compiled kernel's 
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
@@ -19,7 +20,7 @@ from attnloom.schedule.workspace import Region, layout
 from attnloom.spec import FP8_DTYPES
 from attnloom.variant.params import Param
 
-LOOKED_AT = ("q_tensor", "k_tensor", "v_tensor", "out_tensor", "parts")
+LOOKED_AT = ("q_tensor", "k_tensor", "v_tensor", "out_tensor", "parts", "workspace", "regions")
 """Parameters whose pointers and strides are facts of a kernel: whether 16 divides them decides how wide it loads."""
 
 
@@ -73,6 +74,7 @@ class PlanArguments(NamedTuple):
     work: tuple[tuple[Any, ...], ...]
     merges: tuple[Any, ...]
     regions: tuple[Region, ...]
+    merged: tuple[int, ...]  # `regions` as the merge kernel takes them
 
 
 class CallArguments(NamedTuple):
@@ -93,12 +95,15 @@ def of_plan(plan: Plan, head_dim_vo: int, point: Pointing) -> PlanArguments:
     view, field = plan.levels[0], point.field
     unused = field(plan, "qo_indptr")
     pages = unused if view.pages is None else point.tensor(view.pages)
+    regions = layout([work.tile for work in plan.classes], head_dim_vo).regions
+    merged = [(one.out_offset // 4, one.lse_offset // 4, one.tile_q) for one in regions]
     return PlanArguments(
         unused=unused,
         sequences=(unused, field(plan, "kv_indptr"), field(view, "kv_len"), pages, field(view, "page_start")),
         work=tuple(_work(work, point) for work in plan.classes),
         merges=tuple([field(plan.merges, name) for name in ("entries", "indptr", "slots")]),
-        regions=layout([work.tile for work in plan.classes], head_dim_vo).regions,
+        regions=regions,
+        merged=tuple(itertools.chain.from_iterable(merged)),
     )
 
 
@@ -199,19 +204,20 @@ def attention(plan: Plan, t: LaunchTensors, of: tuple[PlanArguments, CallArgumen
     }
 
 
-def merge(plan: Plan, of: tuple[PlanArguments, CallArguments, Any], index: int) -> dict[str, Any]:
-    """The merge kernel's arguments by parameter for class `index`; of: plan's, call's, parts of the class."""
-    ours, call, region = of
+def merge(plan: Plan, t: LaunchTensors, of: tuple[PlanArguments, CallArguments], point: Pointing) -> dict[str, Any]:
+    """The merge kernel's arguments by parameter; of: plan's, call's."""
+    ours, call = of
+    size = max(0 if t.workspace is None else region.end for region in ours.regions)
     return {
         "out_tensor": call.out,
         "lse_tensor": call.lse,
-        "parts": region,
+        "workspace": ours.unused if t.workspace is None else point.part(t.workspace, 0, size),
+        "regions": ours.merged,
         "merges": ours.merges,
         "sequences": ours.sequences,
         "positions": call.positions,
         "operands": call.operands,
         "num_kv_heads": plan.num_kv_heads,
-        "class_index": index,
     }
 
 

@@ -15,6 +15,7 @@ from attnloom.compile import toolchain
 from attnloom.compile.cache import kernel_of
 from attnloom.compile.failures import explained
 from attnloom.compile.kernel import CompiledKernel
+from attnloom.compile.request import Request
 from attnloom.impl.base import LaunchTensors
 from attnloom.impl.triton import arguments, requests
 from attnloom.impl.triton.configs import ClassConfig
@@ -25,12 +26,13 @@ from attnloom.target import Target
 
 _REMEMBERED = 4096
 _ALIGNMENT = 15
+_MOST_BLOCKS = 8
 
 _kernels: dict[tuple[Any, ...], CompiledKernel] = {}
 
 
 def launch(plan: Plan, tensors: LaunchTensors, configs: tuple[ClassConfig, ...]) -> None:
-    """One attention launch per class that has items, then one merge per class where something was split.
+    """One attention launch per class that has items, then one merge where something was split.
 
     Under declared maxima every plan is launched alike, as the whole buffers: a captured launch serves later plans.
     """
@@ -39,13 +41,12 @@ def launch(plan: Plan, tensors: LaunchTensors, configs: tuple[ClassConfig, ...])
 
 
 def launch_classes(plan: Plan, one: Launching) -> None:
-    """The attention of each class that has items, then the merges of these where there are any."""
-    present = [index for index, work in enumerate(plan.classes) if work.num_items]
-    for index in present:
-        one.attend(index)
-    if plan.merges.entries.shape[0]:
-        for index in present:
-            one.merge(index)
+    """The attention of each class that has items, then one merge for all where something was split."""
+    for index, work in enumerate(plan.classes):
+        if work.num_items:
+            one.attend(index)
+    if plan.merges.num_entries:
+        one.merge()
 
 
 class Launching(Protocol):
@@ -54,13 +55,18 @@ class Launching(Protocol):
     def attend(self, index: int) -> None:
         """The attention kernel of class `index`."""
 
-    def merge(self, index: int) -> None:
-        """The merge kernel of class `index`."""
+    def merge(self) -> None:
+        """The merge kernel."""
 
 
-def merge_grid(plan: Plan) -> tuple[int, int, int]:
-    """CTAs of a merge: one per entry, and per kv head where an entry stands for every head."""
-    return plan.merges.entries.shape[0], max([work.heads_per_item for work in plan.classes]), 1
+def merge_grid(plan: Plan, rows: int) -> tuple[int, int, int]:
+    """CTAs of a merge that takes `rows` at a time: per entry, kv head where one stands for every head, and rows.
+
+    A large tile's rows are shared by no more than 8 CTAs, since most tiles that are split have few.
+    """
+    present = [work for work in plan.classes if work.num_items]
+    blocks = -(-max([work.tile.tile_q for work in present]) // rows)
+    return plan.merges.num_entries, max([work.heads_per_item for work in present]), min(blocks, _MOST_BLOCKS)
 
 
 class Compiled:
@@ -77,28 +83,35 @@ class Compiled:
         """The attention kernel of class `index`."""
         plan = self._plan
         given = arguments.attention(plan, self._tensors, self._of(index), index)
-        kernel = self._kernel(requests.attention_request, index)
+        kernel = self._kernel(index)
         kernel.launch(self._device, (plan.classes[index].tile.num_ctas, 1, 1), tuple(given.values()))
 
-    def merge(self, index: int) -> None:
-        """The merge kernel of class `index`."""
-        given = arguments.merge(self._plan, self._of(index), index)
-        kernel = self._kernel(requests.merge_request, index)
-        kernel.launch(self._device, merge_grid(self._plan), tuple(given.values()))
+    def merge(self) -> None:
+        """The merge kernel."""
+        plan, t, ours = self._plan, self._tensors, self._ours
+        given = arguments.merge(plan, t, (ours, self._call), arguments.ADDRESSES)
+        key = (requests.merge_request, tuple([number & _ALIGNMENT for number in ours.merged]), self._facts)
+        kernel = _kernels.get(key) or self._made(key, requests.merge_request(plan, t, target_of(t.q.device)))
+        grid = merge_grid(plan, requests.merge_tile(plan.group_size, t.spec.head_dim_vo).tile_q)
+        kernel.launch(self._device, grid, tuple(given.values()))
 
     def _of(self, index: int) -> tuple[arguments.PlanArguments, arguments.CallArguments, Any]:
         return self._ours, self._call, arguments.parts(self._tensors, self._ours, index, arguments.ADDRESSES)
 
-    def _kernel(self, request: Any, index: int) -> CompiledKernel:
-        key = (request, self._configs[index], self._facts)
+    def _kernel(self, index: int) -> CompiledKernel:
+        key = (requests.attention_request, self._configs[index], self._facts)
         found = _kernels.get(key)
         if found is None:
-            if len(_kernels) >= _REMEMBERED:
-                _kernels.clear()
             t = self._tensors
-            made = request(self._plan, t, index, (self._configs[index], target_of(t.q.device)))
-            found = _kernels[key] = kernel_of(made, functools.partial(explained, program=t.program))
+            how = self._configs[index], target_of(t.q.device)
+            found = self._made(key, requests.attention_request(self._plan, t, index, how))
         return found
+
+    def _made(self, key: tuple[Any, ...], request: Request) -> CompiledKernel:
+        if len(_kernels) >= _REMEMBERED:
+            _kernels.clear()
+        made = _kernels[key] = kernel_of(request, functools.partial(explained, program=self._tensors.program))
+        return made
 
 
 class _Interpreted:
@@ -116,11 +129,13 @@ class _Interpreted:
         constants = requests.attention_constants(plan, t, config)
         attention_kernel[plan.classes[index].tile.num_ctas, 1, 1](*given.values(), **constants, **config.options())
 
-    def merge(self, index: int) -> None:
-        """The merge kernel of class `index`."""
-        given = arguments.merge(self._plan, self._of(index), index)
-        constants = requests.merge_constants(self._plan, self._tensors, self._configs[index])
-        merge_kernel[merge_grid(self._plan)](*given.values(), **constants, **requests.MERGE_OPTIONS)
+    def merge(self) -> None:
+        """The merge kernel."""
+        plan, t = self._plan, self._tensors
+        given = arguments.merge(plan, t, (self._ours, self._call), arguments.TENSORS)
+        constants = requests.merge_constants(plan, t)
+        grid = merge_grid(plan, constants["cfg"].TILE_Q)
+        merge_kernel[grid](*given.values(), **constants, **requests.MERGE_OPTIONS)
 
     def _of(self, index: int) -> tuple[arguments.PlanArguments, arguments.CallArguments, Any]:
         return self._ours, self._call, arguments.parts(self._tensors, self._ours, index, arguments.TENSORS)

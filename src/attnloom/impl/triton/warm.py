@@ -37,13 +37,13 @@ class Shape:
 def wanted(
     spec: AttentionSpec, program: Program, target: Target, config: TritonConfig, shape: Shape
 ) -> Iterator[tuple[str, Request]]:
-    """(what it is, request) of each kernel: attention and merge of every tile class."""
+    """(what it is, request) of each kernel: the attention of every tile class, and the merge."""
     plan = plan_of(spec, config, shape)
     tensors = tensors_of(spec, program, plan, shape)
     triple = ("cuda", target.arch, 32)
     for index, one in enumerate(config.classes):
         yield f"attention {_words(one)}", requests.attention_request(plan, tensors, index, (one, triple))
-        yield f"merge, {one.tile_q} rows", requests.merge_request(plan, tensors, index, (one, triple))
+    yield "merge", requests.merge_request(plan, tensors, triple)
 
 
 def _words(config: ClassConfig) -> str:
