@@ -12,7 +12,8 @@ from attnloom.kernels.gluon.decode_consumer import consume
 from attnloom.kernels.gluon.decode_producer import GATHER_ARRIVALS, GATHER_WARPS, load_by_gather, load_by_tma
 
 TMA_REGISTERS = gl.constexpr(48)
-GATHER_REGISTERS = gl.constexpr(96)
+GATHER_REGISTERS = gl.constexpr(80)  # rows of 16-byte vectors; narrower ones need more addresses
+NARROW_GATHER_REGISTERS = gl.constexpr(104)
 
 
 @gluon.jit
@@ -100,7 +101,7 @@ def decode_kernel(
                 (load_by_gather, (rings, bars, (k_tensor, v_tensor), where, (page_size, num_pages), cfg)),
             ],
             [GATHER_WARPS],
-            [GATHER_REGISTERS],
+            [GATHER_REGISTERS if cfg.ALIGN == 16 else NARROW_GATHER_REGISTERS],
         )
     else:
         gl.warp_specialize(
