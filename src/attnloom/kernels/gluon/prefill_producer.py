@@ -86,12 +86,18 @@ def produce(bufs, bars, q_descs, k_descs, v_descs, ring, cfg: gl.constexpr):
         where = places.index(slot).load(lanes)
         mbarrier.arrive(empty.index(slot))
         going = (tag & NONE) == 0
+        if cfg.Q_STAGES == 1:  # the next item's rows wait for the end of this one, and that for its last values
+            if ((tag & FIRST) != 0) & (c > 0):
+                produce_values(c - 1, past_tag, past_head, past_where, bufs, bars, v_descs, cfg)
         if ((tag & FIRST) != 0) & going:
             produce_queries(number, bufs, bars, q_descs, cfg)
             number += 1
         if going:
             produce_keys(c, tag, kv_head, where, bufs, bars, k_descs, cfg)
-        if c > 0:
+        owed = c > 0
+        if cfg.Q_STAGES == 1:
+            owed = owed & ((tag & FIRST) == 0)
+        if owed:
             produce_values(c - 1, past_tag, past_head, past_where, bufs, bars, v_descs, cfg)
         past_tag = tag
         past_head = kv_head
