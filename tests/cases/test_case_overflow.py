@@ -87,6 +87,29 @@ def test_page_ids_past_2_to_the_32_elements_do_not_wrap(runner):
 
 
 @pytest.mark.case(22)
+@pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_pages_of_fp8_past_2_to_the_32_bytes_do_not_wrap(runner, fp8):
+    """As above with a byte an element: page p, page p + 2^32 / stride, and rows quantised into the latter."""
+    size, heads, dim, far = 32, 4, 64, 262_144
+    pool = torch.empty(far + 6, 2, size, heads, dim, dtype=fp8, device=runner.device)
+    assert pool.stride(0) * far == 2**32
+    q = normal(1, 8, dim, seed=5, device=runner.device)
+    attn = runner.attention(Heads(8, heads, dim, dim, kv_dtype=fp8), page_size=size)
+    for page in (0, 5):
+        near, beyond = (normal(2, size, heads, dim, seed=s, device=runner.device).to(fp8) for s in (6, 7))
+        pool[page], pool[page + far] = near, beyond
+        for where, content in ((page, near), (page + far, beyond)):
+            out, lse = decode(attn, q, (pool,), [where], [size])
+            expect_equal(out, lse, q, content[0].float(), content[1].float())
+        row = normal(1, heads, dim, seed=8, device=runner.device).to(fp8)
+        slot = torch.tensor([(page + far) * size + 3])
+        al.append_kv(row.bfloat16(), row.bfloat16(), pool[:, 0], pool[:, 1], slot)
+        assert torch.equal(pool[page].view(torch.uint8), near.view(torch.uint8))
+        beyond[:, 3] = row
+        assert torch.equal(pool[page + far].view(torch.uint8), beyond.view(torch.uint8))
+
+
+@pytest.mark.case(22)
 def test_a_ragged_row_past_2_to_the_32_elements(runner):
     rows, heads, dim = 2**32 // (16 * 512) + 70, 16, 512
     k_memory = torch.empty(rows, heads, dim, dtype=torch.bfloat16, device=runner.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ def kernels_of(
 ) -> Iterator[tuple[str, Request]]:
     """(what it is, request) of each kernel of the implementation that dispatch would choose, or of the one named.
 
-    Caches lie in one piece, positions are the default ones, and a spec whose page_size is None is taken as ragged.
+    Caches lie in one piece, positions are the default ones, and a spec whose page_size is None is taken as ragged;
+    scales of fp8 caches are numbers, then tensors.
     Raises UnsupportedSpec for what the target cannot run, and MissingDependency where triton is not installed.
     """
     try:
@@ -40,6 +42,11 @@ def kernels_of(
         if not reasons:
             config = one.default_config(spec, variant.program, target)
             yield from compiled[name](spec, variant.program, target, config, shape)
+            if spec.kv_fp8:
+                scaled = dataclasses.replace(shape, scales=True)
+                for label, request in compiled[name](spec, variant.program, target, config, scaled):
+                    if not label.startswith("merge"):  # which reads no scale
+                        yield f"{label}, scales on the device", request
             return
         refused += [f"  {name}: {reason}" for reason in reasons]
     raise UnsupportedSpec(given=f"{spec} on {target.name}", reasons="\n".join(refused), fix="")
@@ -54,7 +61,7 @@ def _caches(spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor]:
         inner = (spec.page_size or 16, spec.num_kv_heads)
         inner = inner if spec.kv_layout == "NHD" else inner[::-1]
         shape = (*inner, dim) if spec.page_size is None else (2, *inner, dim)
-        cache = torch.empty(shape, dtype=spec.dtype, device="meta")
+        cache = torch.empty(shape, dtype=spec.kv_dtype, device="meta")
         ragged, page_size = spec.page_size is None, spec.page_size or 1
         views.append(cache_view("cache", cache, kv_layout=spec.kv_layout, ragged=ragged, page_size=page_size))
     return views[0], views[1]

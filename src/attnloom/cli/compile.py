@@ -24,8 +24,9 @@ _EPILOG = """\
 examples:
   attnloom compile --num-qo-heads 32 --num-kv-heads 8 --head-dim 128 --dtype bf16 --variant causal,soft_cap:30
   attnloom compile --num-qo-heads 32 --num-kv-heads 8 --head-dim 128 --dtype bf16 fp16 --arch sm80 sm90
+  attnloom compile --num-qo-heads 32 --num-kv-heads 8 --head-dim 128 --kv-dtype same fp8_e4m3
 
-Every combination is compiled: the attention and the merge kernel of each tile class, as a run with caches in one
+Every combination is compiled: the attention kernel of each tile class and the merge, as a run with caches in one
 piece, default positions and one GPU's worth of tensors asks for them. No GPU is needed, and the directory may be
 copied to the machine that has one. stack: bytes a thread keeps in local memory (spills).
 """
@@ -39,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head-dim", type=arguments.positive, required=True, metavar="D")
     parser.add_argument("--head-dim-vo", type=arguments.positive, metavar="D", help="default: --head-dim")
     parser.add_argument("--dtype", nargs="+", choices=tuple(arguments.DTYPES), default=["bf16"], help="default: bf16")
+    parser.add_argument(
+        "--kv-dtype",
+        nargs="+",
+        choices=("same", *arguments.KV_DTYPES),
+        default=["same"],
+        help="of k and v; default: same, that of q",
+    )
     parser.add_argument(
         "--variant",
         nargs="+",
@@ -94,18 +102,21 @@ def targets_of(names: list[str] | None) -> list[Target]:
 def _wanted(args: argparse.Namespace) -> Iterator[tuple[str, str, Request, Variant]]:
     """(kernel, what it is for, request, variant) of every combination asked for."""
     lse = (False, True) if args.lse else (False,)
-    combinations = itertools.product(targets_of(args.arch), args.dtype, args.page_size, args.variant, lse)
-    for target, dtype, page_size, chosen, with_lse in combinations:
+    types = itertools.product(args.dtype, args.kv_dtype)
+    combinations = itertools.product(targets_of(args.arch), types, args.page_size, args.variant, lse)
+    for target, (dtype, kv_dtype), page_size, chosen, with_lse in combinations:
         spec = AttentionSpec.create(
             num_qo_heads=args.num_qo_heads,
             num_kv_heads=args.num_kv_heads,
             head_dim=args.head_dim,
             head_dim_vo=args.head_dim_vo,
             dtype=arguments.DTYPES[dtype],
+            kv_dtype=arguments.KV_DTYPES.get(kv_dtype),
             page_size=page_size,
             kv_layout=args.kv_layout,
         )
-        where = f"{target.name} {dtype} {'ragged' if page_size is None else f'page {page_size}'}"
+        cache = "" if kv_dtype == "same" else f"{kv_dtype} KV "
+        where = f"{target.name} {dtype} {cache}{'ragged' if page_size is None else f'page {page_size}'}"
         for label, request in kernels_of(spec, chosen, target, with_lse=with_lse, implementation=args.implementation):
             yield label + (" + lse" if with_lse else ""), where, request, chosen
 

@@ -25,13 +25,15 @@ class Shape:
     """A launch's tensors as far as kernels depend on them; everything is on the meta device and holds nothing.
 
     k, v: caches as the contract of implementations has them, ``[num_pages, page_size, num_kv_heads, D]`` views;
-    paged: whether a page table leads to them; with_lse: whether lse is written.
+    paged: whether a page table leads to them; with_lse: whether lse is written; scales: those of an fp8
+    cache are tensors, not numbers.
     """
 
     k: torch.Tensor
     v: torch.Tensor
     paged: bool
     with_lse: bool = False
+    scales: bool = False
 
 
 def wanted(
@@ -99,6 +101,8 @@ def tensors_of(spec: AttentionSpec, program: Program, plan: Plan, shape: Shape) 
         out=_meta(_ROWS, spec.num_qo_heads, spec.head_dim_vo, dtype=spec.dtype),
         lse=_meta(_ROWS, spec.num_qo_heads, dtype=torch.float32) if shape.with_lse else None,
         workspace=_meta(space, dtype=torch.uint8),
+        k_scale=_meta(spec.num_kv_heads, dtype=torch.float32) if shape.scales else 1.0,
+        v_scale=_meta(spec.num_kv_heads, dtype=torch.float32) if shape.scales else 1.0,
         params={name: _operand(param) for name, param in program.params.items()},
     )
 
