@@ -23,7 +23,7 @@ _kernels: dict[tuple[Any, ...], tuple[CompiledKernel, Descriptors]] = {}
 
 
 def launch(plan: Plan, tensors: LaunchTensors, config: GluonSm90Config) -> None:
-    """One attention launch per class that has items, then one merge for each of these where something was split.
+    """One attention launch per class that has items, then one merge where something was split.
 
     Under declared maxima every plan is launched alike, as the whole buffers: a captured launch serves later plans.
     """
