@@ -13,7 +13,7 @@ from attnloom.kernels.gluon.decode_producer import GATHER_ARRIVALS, GATHER_WARPS
 
 TMA_REGISTERS = gl.constexpr(48)
 GATHER_REGISTERS = gl.constexpr(80)  # rows of 16-byte vectors; narrower ones need more addresses
-NARROW_GATHER_REGISTERS = gl.constexpr(104)
+NARROW_GATHER_REGISTERS = gl.constexpr(96)
 
 
 @gluon.jit
@@ -62,6 +62,7 @@ def decode_kernel(
     num_pages,  # of the pool
     heads_per_item,
     kv_scales,
+    counters,
     LOGITS: gl.constexpr,
     MASK: gl.constexpr,
     SINK: gl.constexpr,

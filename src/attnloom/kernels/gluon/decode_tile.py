@@ -41,12 +41,12 @@ def fresh(x, moment):
 def item_rows(item, of_request, q_pos_ptr, moment, cfg: gl.constexpr):
     """(inside, what functors see of an item's rows: (q_pos, q_idx, qo_head, kv_head, request, qo_len)).
 
-    64 rows are more than a thread can keep in registers beside the state.
+    Many rows are more than a thread can keep in registers beside the state.
     """
     request, row_start, row_count, kv_head = item[0], item[1], item[2], item[3]
     q_begin, qo_len, kv_len = of_request[0], of_request[1], of_request[2]
     columns: gl.constexpr = gl.SliceLayout(0, product_layout(cfg.TILE_Q))
-    if cfg.TILE_Q >= 64:
+    if cfg.TILE_Q >= 32:
         row_start = fresh(row_start, moment)
     inside, q_idx, head = packed_rows(row_start, 0, row_count, cfg.TILE_Q, cfg.GROUP, columns)
     q_pos = row_positions(q_pos_ptr, q_begin, q_idx, qo_len, kv_len, cfg)
@@ -159,11 +159,13 @@ def visit_tile(
     at = tag & ~FLAGS
     limit = item[5]
     kv = (of_request[2], sm_scale)
-    _inside, rows = item_rows(item, of_request, positions[0], tag, cfg)
     index = at + gl.arange(0, cfg.TILE_KV, layout=gl.SliceLayout(1, product_layout(cfg.TILE_Q)))
     kv_pos = key_positions(positions[1], index, kv[0], cfg)
-    scores = transformed(raw_scores(q, k_rings, st, cfg), kv_pos, rows, kv, operands, LOGITS, cfg, 1)
+    scores = raw_scores(q, k_rings, st, cfg)
+    _inside, rows = item_rows(item, of_request, positions[0], tag, cfg)
+    scores = transformed(scores, kv_pos, rows, kv, operands, LOGITS, cfg, 1)
     if (tag & MASKED) != 0:
+        _inside, rows = item_rows(item, of_request, positions[0], at, cfg)
         scores = masked(scores, index, limit, kv_pos, rows, kv, operands, MASK, cfg, 1)
         if not cfg.OWNS or (not cfg.GATHER and at + cfg.TILE_KV > limit):
             clean_values(scores, index, limit, v_rings, st, useful, cfg)
