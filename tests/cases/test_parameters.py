@@ -229,10 +229,14 @@ def append() -> dict[str, Callable[[World], bool]]:
         return torch.full((2, 2, 32), 3.0, device=w.runner.device)
 
     def scaled(w: World, **scale: float) -> bool:
-        caches = [torch.zeros(9, 2, 2, 32, device=w.runner.device).to(torch.float8_e4m3fn) for _ in range(4)]
-        appended(w, k_cache=caches[0], v_cache=caches[1])
-        appended(w, k_cache=caches[2], v_cache=caches[3], **scale)
-        return not all(torch.equal(caches[i].float(), caches[i + 2].float()) for i in range(2))
+        heads = Heads(4, 2, 32, 32, torch.float16, torch.float8_e4m3fn)
+        pools = [
+            w.runner.place(random_sequences([1], [20], heads), Placement(poison="zero", page_size=2)).pool for _ in "ab"
+        ]
+        for pool, given in zip(pools, ({}, scale), strict=True):
+            appended(w, k_cache=pool.k_nhd, v_cache=pool.v_nhd, **given)
+        a, b = ([pool.k_nhd.float(), pool.v_nhd.float()] for pool in pools)
+        return not all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
     return {
         "k_scale": lambda w: scaled(w, k_scale=0.5),

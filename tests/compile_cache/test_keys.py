@@ -180,13 +180,13 @@ def test_a_new_scale_of_an_fp8_cache_needs_no_new_kernel():
     """Numbers have one kernel, tensors another, of one element or one a head; `attnloom compile` makes both."""
     spec, variant = spec_of(kv_dtype=torch.float8_e4m3fn), al.variants.causal()
     plan, tensors = next(launches(spec_of(), variant))
-    caches = {name: torch.empty(9, 16, 2, 64, dtype=spec.kv_dtype, device="meta") for name in ("k", "v")}
+    shapes = {name: torch.empty(9, 16, 2, 64, dtype=spec.kv_dtype, device="meta") for name in ("k", "v")}
     config, kinds = configs_of(spec, variant)[0], []
     one, each = torch.empty((), device="meta"), torch.empty(2, device="meta")
     for scales in ([1.0, 0.5, 16.0, 0.0], [one, each, torch.empty(2, 2, device="meta")[:, 0]]):
         keys, facts = set(), set()
         for scale in scales:
-            given = vars(tensors) | caches | {"spec": spec, "k_scale": scale, "v_scale": scale, "params": {}}
+            given = vars(tensors) | shapes | {"spec": spec, "k_scale": scale, "v_scale": scale, "params": {}}
             t = LaunchTensors(**given)
             keys.add(requests.attention_request(plan, t, 0, (config, ("cuda", 90, 32))).key)
             ours = arguments.addresses_of_plan(plan, spec.head_dim_vo)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import attnloom as al
+from attnloom.testing.inputs import Batch, Heads, Placement, place, random_sequences
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,28 +18,27 @@ FORMATS = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 each_format = pytest.mark.parametrize("fp8", FORMATS, ids=str)
 
 
-def planned(fp8: torch.dtype, dtype: torch.dtype = torch.bfloat16) -> tuple[al.BatchAttention, torch.Tensor, tuple]:
+def planned(fp8: torch.dtype, dtype: torch.dtype = torch.bfloat16) -> tuple[al.BatchAttention, Batch]:
     """Two requests of 700 and 33 keys, two kv heads, pages of 16."""
-    generator = torch.Generator().manual_seed(0)
-    caches = tuple(torch.randn(47, 16, 2, 128, generator=generator).cuda().to(fp8) for _ in range(2))
-    q = torch.randn(2, 8, 128, generator=generator).to("cuda", dtype)
+    batch = place(random_sequences([1, 1], [700, 33], Heads(8, 2, 128, 128, dtype, fp8)), Placement(), "cuda")
     attn = al.BatchAttention(
         num_qo_heads=8, num_kv_heads=2, head_dim=128, dtype=dtype, kv_dtype=fp8, page_size=16, device="cuda"
     )
-    attn.plan([0, 1, 2], al.PagedKV([0, 44, 47], list(range(47)), [12, 1], 16))
-    return attn, q, caches
+    attn.plan(batch.qo_indptr, batch.kv)
+    return attn, batch
 
 
 @each_format
 def test_a_graph_reads_the_scales_of_its_replay(fp8):
-    attn, q, caches = planned(fp8)
+    attn, batch = planned(fp8)
+    q, caches = batch.q, batch.caches
     k_scale, v_scale = torch.ones(2, device="cuda"), torch.ones((), device="cuda")
     out = attn.run(q, *caches, k_scale=k_scale, v_scale=v_scale)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         attn.run(q, *caches, k_scale=k_scale, v_scale=v_scale, out=out)
-    keys, values = (x[:44].flatten(0, 1)[:700].double() for x in caches)
+    keys, values = (x.float().double() for x in batch.keys(0))
     for new_k, new_v in (([0.5, 2.0], 0.25), ([3.0, 0.1], 7.0)):
         k_scale.copy_(torch.tensor(new_k))
         v_scale.fill_(new_v)
@@ -51,7 +51,8 @@ def test_a_graph_reads_the_scales_of_its_replay(fp8):
 
 @each_format
 def test_a_negative_scale_on_the_device_is_not_silent(fp8):
-    attn, q, caches = planned(fp8)
+    attn, batch = planned(fp8)
+    q, caches = batch.q, batch.caches
     scale = torch.tensor([1.0, -1.0], device="cuda")
     for name in ("k_scale", "v_scale"):
         out = attn.run(q, *caches, **{name: scale})
@@ -77,7 +78,8 @@ def test_every_byte_is_the_number_that_torch_reads(fp8, dtype):
 def test_appended_rows_are_torchs_own_rounding(fp8):
     torch.manual_seed(0)
     rows = torch.randn(500, 2, 128, device="cuda") * torch.exp2(torch.randint(-20, 18, (500, 2, 128), device="cuda"))
-    caches = [torch.zeros(32, 16, 2, 128, device="cuda").to(fp8) for _ in range(2)]
+    batch = place(random_sequences([1], [512], Heads(2, 2, 128, 128, kv_dtype=fp8)), Placement(), "cuda")
+    caches = batch.caches
     scale = torch.tensor([0.3, 2.0], device="cuda")
     al.append_kv(rows, rows, *caches, torch.arange(500, device="cuda"), k_scale=scale, v_scale=0.7)
     for cache, divisor in zip(caches, (scale[:, None], 0.7), strict=True):
