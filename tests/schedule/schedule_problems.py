@@ -157,6 +157,7 @@ def tile_classes(draw):
             draw(st.integers(1, 40)),
             draw(st.booleans()),
             draw(st.sampled_from([0, 0, 20, 100])),
+            draw(st.booleans()),
         )
         for t in draw(st.permutations(tile_qs))
     )

@@ -154,7 +154,9 @@ def test_all_heads_form_where_at_most_a_twentieth_idles(num_ctas, heads, expecte
 def test_slots_stay_inside_the_workspace(case, classes, cost, planner, head_dim):
     """The formula of the workspace, whatever the batch; all partial states lie apart from each other."""
     plan = schedule(case.problem, classes, planner=planner, cost=cost)
-    assert workspace_bytes(classes, head_dim) == sum(2 * c.num_ctas * c.tile_q * (head_dim + 1) * 4 for c in classes)
+    states = sum(2 * c.num_ctas * c.tile_q * (head_dim + 1) * 4 for c in classes)
+    counters = sum(4 * c.num_ctas for c in classes if c.counted)
+    assert workspace_bytes(classes, head_dim) == states + counters
     for part in plan.classes:
         heads = case.problem.num_kv_heads if (part.items[:, 4] == -1).any() else 1
         used = part.items[:, 7][part.items[:, 7] >= 0]

@@ -36,7 +36,8 @@ class TileClass:
     tile_q: packed rows a CTA holds; tile_kv: keys per step; num_ctas: persistent workers of its launch;
     every_head: items may stand for every kv head where few CTAs idle for it; False: each names its own;
     section_keys: where items name their head and several share their keys: keys, of all requests and heads, that are
-    worked on at a time, as many as a cache holds; 0: no limit.
+    worked on at a time, as many as a cache holds; 0: no limit;
+    counted: its CTAs count the items they take, in the workspace, so that idle ones can run those of others.
     """
 
     tile_q: int
@@ -44,6 +45,7 @@ class TileClass:
     num_ctas: int
     every_head: bool = True
     section_keys: int = 0
+    counted: bool = False
 
 
 @dataclass(frozen=True)

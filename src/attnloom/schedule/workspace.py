@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 from attnloom.schedule.work import TileClass
 
 _FLOAT_BYTES = 4
-_COUNTER_BYTES = 0  # nothing counts yet: a merge folded into the attention launch will, one int32 per merged tile
+_COUNTER_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Region:
 
     out  [num_slots, tile_q, head_dim_vo] at out_offset
     lse  [num_slots, tile_q] at lse_offset
+    counters  int32 [num_ctas] at counters_offset, -1 for a class whose CTAs do not count
     """
 
     num_slots: int
@@ -25,6 +27,7 @@ class Region:
     head_dim_vo: int
     out_offset: int
     lse_offset: int
+    counters_offset: int
 
     @property
     def end(self) -> int:
@@ -53,16 +56,27 @@ def layout(classes: Sequence[TileClass], head_dim_vo: int) -> Layout:
 
 @lru_cache(maxsize=256)
 def _layout(classes: tuple[TileClass, ...], head_dim_vo: int) -> Layout:
-    regions = []
-    at = 0
-    for tile in classes:
-        num_slots = slots(tile)
-        lse_offset = at + num_slots * tile.tile_q * head_dim_vo * _FLOAT_BYTES
-        regions.append(Region(num_slots, tile.tile_q, head_dim_vo, at, lse_offset))
-        at = regions[-1].end
-    return Layout(tuple(regions), at, at + _COUNTER_BYTES)
+    ends = list(
+        accumulate((_FLOAT_BYTES * slots(tile) * tile.tile_q * (head_dim_vo + 1) for tile in classes), initial=0)
+    )
+    counters = list(accumulate((_COUNTER_BYTES * tile.num_ctas * tile.counted for tile in classes), initial=ends[-1]))
+    regions = tuple(
+        Region(
+            num_slots=slots(tile),
+            tile_q=tile.tile_q,
+            head_dim_vo=head_dim_vo,
+            out_offset=at,
+            lse_offset=at + _FLOAT_BYTES * slots(tile) * tile.tile_q * head_dim_vo,
+            counters_offset=counter if tile.counted else -1,
+        )
+        for tile, at, counter in zip(classes, ends, counters, strict=False)
+    )
+    return Layout(regions, ends[-1], counters[-1])
 
 
 def workspace_bytes(classes: Sequence[TileClass], head_dim_vo: int) -> int:
-    """Bytes for these classes, whatever the batch: the sum of 2 * num_ctas * tile_q * (head_dim_vo + 1) fp32."""
+    """Bytes for these classes, whatever the batch: the sum of 2 * num_ctas * tile_q * (head_dim_vo + 1) fp32.
+
+    A class that counts adds num_ctas int32.
+    """
     return layout(classes, head_dim_vo).total

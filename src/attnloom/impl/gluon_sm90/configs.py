@@ -30,6 +30,7 @@ class ClassConfig:
     stages       steps of k and v in flight
     ctas_per_sm  CTAs that an SM holds of it; the plan has as many workers
     maxnreg      registers of a thread at launch; None: what Triton gives
+    k_stages     of keys, where prefill has more or fewer of them in flight than of values; None: as many
     q_stages     items whose rows of q are held at once: with 2 a prefill item begins under the end of the one before
     """
 
@@ -40,6 +41,7 @@ class ClassConfig:
     ctas_per_sm: int = 1
     maxnreg: int | None = None
     q_stages: int = 1
+    k_stages: int | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -48,6 +50,7 @@ class ClassConfig:
             ("tile_kv", TILES_KV),
             ("stages", tuple(range(1, _MOST_STAGES + 1))),
             ("q_stages", (1, 2) if self.kind == "prefill" else (1,)),
+            ("k_stages", (None, *range(1, _MOST_STAGES + 1)) if self.kind == "prefill" else (None,)),
             ("ctas_per_sm", tuple(range(1, _MOST_CTAS + 1))),
         ):
             if getattr(self, name) not in allowed:
@@ -61,6 +64,11 @@ class ClassConfig:
     def options(self) -> dict[str, Any]:
         """Keyword options of the launch: warps of the first partition, the register cap."""
         return {"num_warps": 4} | ({"maxnreg": self.maxnreg} if self.maxnreg else {})
+
+    @property
+    def key_stages(self) -> int:
+        """Steps of k in flight."""
+        return self.k_stages or self.stages
 
     @property
     def words(self) -> str:
@@ -83,7 +91,7 @@ class GluonSm90Config(Config):
         return tuple(
             TileClass(one.tile_q, one.tile_kv, num_ctas * one.ctas_per_sm)
             if one.kind == "decode"
-            else TileClass(one.tile_q, one.tile_kv, num_ctas * one.ctas_per_sm, False, SECTION_KEYS)
+            else TileClass(one.tile_q, one.tile_kv, num_ctas * one.ctas_per_sm, False, SECTION_KEYS, True)
             for one in self.classes
         )
 

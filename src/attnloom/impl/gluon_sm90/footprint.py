@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attnloom.impl.gluon_sm90.configs import ClassConfig
 
-MARGIN = 1024
+MARGIN = 1280
 CTA_LIMIT = 232_448  # of compute capability 9.0: bytes that a CTA may have,
 SM_LIMIT = 233_472  # and that an SM has for all its CTAs,
 CTA_OVERHEAD = 1024  # each of which costs so much more
@@ -32,7 +32,7 @@ def pieces(dim: int) -> tuple[int, int]:
 def shared_memory(one: ClassConfig, head_dim_qk: int, head_dim_vo: int, *, owns: bool = False) -> int:
     """Bytes of shared memory of a CTA; owns: `GluonConfig.OWNS`, without which a kernel takes more."""
     k, v = sum(pieces(head_dim_qk)), sum(pieces(head_dim_vo))
-    ring = _ELEMENT * one.stages * one.tile_kv * (k + v)
+    ring = _ELEMENT * one.tile_kv * (one.key_stages * k + one.stages * v)
     q = _ELEMENT * one.q_stages * one.tile_q * k
     return ring + q + (_prefill(one, owns) if one.kind == "prefill" else _decode(one))
 
@@ -45,10 +45,10 @@ def fits(one: ClassConfig, head_dim_qk: int, head_dim_vo: int) -> bool:
 
 def _prefill(one: ClassConfig, owns: bool) -> int:
     """What is published, which keys are seen, barriers; arguments of the partitions, or reductions over warps."""
-    published = _INT * (_ITEMS * _FIELDS + one.stages + _TILES * (32 + 2))
+    published = _INT * (_ITEMS * _FIELDS + one.key_stages + _TILES * (32 + 2))
     seen = 0 if owns else _INT * 2 * one.tile_kv
     scratch = 0 if owns else 2 * 4 * _INT * one.tile_kv  # of two warpgroups' warps
-    barriers = _BARRIER * (2 * one.q_stages + 4 * one.stages + 1 + _ITEMS + 2 * _TILES)
+    barriers = _BARRIER * (2 * (one.q_stages + one.key_stages + one.stages) + 1 + _ITEMS + 2 * _TILES)
     return published + seen + barriers + max(scratch, 640) + 64
 
 

@@ -44,7 +44,8 @@ class Launches(Compiled):
         kernel, descriptors = self._attention(self._classes[index], index)
         described = descriptors.arguments(self._call, t, self._ours.unused & ~_ALIGNMENT)
         given = arguments.attention(plan, t, self._of(index), index)
-        kernel.launch(self._device, (plan.classes[index].tile.num_ctas, 1, 1), (*described, *given.values()))
+        counters = arguments.counters(t, self._ours, index, arguments.ADDRESSES)
+        kernel.launch(self._device, (plan.classes[index].tile.num_ctas, 1, 1), (*described, *given.values(), counters))
 
     def _attention(self, config: ClassConfig, index: int) -> tuple[CompiledKernel, Descriptors]:
         key = config, self._facts

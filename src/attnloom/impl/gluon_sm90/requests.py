@@ -21,7 +21,9 @@ def attention_request(plan: Plan, t: LaunchTensors, index: int, how: tuple[Class
     config, target = how
     function, cfg = kernel_function(config), kernel_config(plan, t, config)
     described = descriptors.types(cfg, *(type_of(arguments.TENSORS.tensor(one))[1:] for one in (t.q, t.k)))
-    given = described | arguments.attention(plan, t, example(plan, t, index), index)
+    ours, call, parts = example(plan, t, index)
+    given = described | arguments.attention(plan, t, (ours, call, parts), index)
+    given["counters"] = arguments.counters(t, ours, index, arguments.TENSORS)
     missing = {name: None for name in descriptors.NAMES if name not in described}
     constants = {**missing, **functions_of(t.program), "cfg": cfg}
     expected = [
@@ -59,6 +61,7 @@ def kernel_config(plan: Plan, t: LaunchTensors, config: ClassConfig) -> GluonCon
         TILE_KV=config.tile_kv,
         STAGES=config.stages,
         Q_STAGES=config.q_stages,
+        K_STAGES=config.key_stages,
         GROUP=plan.group_size,
         K0=k0,
         K1=k1,

@@ -39,6 +39,9 @@ class Pointing(Protocol):
     def part(self, workspace: torch.Tensor, offset: int, size: int) -> Any:
         """fp32 elements in `size` bytes of a uint8 workspace from byte `offset` on."""
 
+    def integers(self, workspace: torch.Tensor, offset: int, size: int) -> Any:
+        """int32 elements, likewise."""
+
 
 class _Tensors:
     def tensor(self, tensor: torch.Tensor) -> Any:
@@ -50,6 +53,9 @@ class _Tensors:
     def part(self, workspace: torch.Tensor, offset: int, size: int) -> Any:
         return workspace[offset : offset + size].view(torch.float32)
 
+    def integers(self, workspace: torch.Tensor, offset: int, size: int) -> Any:
+        return workspace[offset : offset + size].view(torch.int32)
+
 
 class _Addresses:
     def tensor(self, tensor: torch.Tensor) -> Any:
@@ -59,6 +65,9 @@ class _Addresses:
         return owner.address(name)
 
     def part(self, workspace: torch.Tensor, offset: int, size: int) -> Any:
+        return workspace.data_ptr() + offset
+
+    def integers(self, workspace: torch.Tensor, offset: int, size: int) -> Any:
         return workspace.data_ptr() + offset
 
 
@@ -180,6 +189,14 @@ def parts(t: LaunchTensors, plan: PlanArguments, index: int, point: Pointing) ->
         point.part(t.workspace, region.out_offset, rows * region.head_dim_vo),
         point.part(t.workspace, region.lse_offset, rows),
     )
+
+
+def counters(t: LaunchTensors, plan: PlanArguments, index: int, point: Pointing) -> Any:
+    """The counters of class `index`'s CTAs in the workspace, int32; some pointer where they do not count."""
+    region = plan.regions[index]
+    if t.workspace is None or region.counters_offset < 0:
+        return plan.unused
+    return point.integers(t.workspace, region.counters_offset, 4 * (region.num_slots // 2))
 
 
 def attention(plan: Plan, t: LaunchTensors, of: tuple[PlanArguments, CallArguments, Any], index: int) -> dict[str, Any]:

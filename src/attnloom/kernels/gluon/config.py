@@ -8,6 +8,7 @@ class GluonConfig:
     """What is fixed when a Hopper kernel is compiled.
 
     TILE_Q, TILE_KV, STAGES   packed rows of a CTA, keys of a step, depth of the copy pipeline
+    K_STAGES                  depth of the pipeline of keys where it is one of its own (prefill)
     Q_STAGES                  items whose rows of q are held at once; with 2 the next item begins under this one's end
     GROUP                     query heads per kv head
     K0, K1 / V0, V1           power-of-two pieces of the head dims; the second may be 0, either may reach past the dim
@@ -49,3 +50,4 @@ class GluonConfig:
     Q_TMA: bool
     KV_FP8: str
     Q_STAGES: int = 1
+    K_STAGES: int = 1

@@ -81,6 +81,7 @@ def prefill_kernel(
     num_pages,  # of the pool
     heads_per_item,
     kv_scales,
+    counters,  # of this class's CTAs, int32 [num_ctas]
     LOGITS: gl.constexpr,
     MASK: gl.constexpr,
     SINK: gl.constexpr,
@@ -90,17 +91,17 @@ def prefill_kernel(
     """Run the items of CTA `program_id(0)`."""
     dtype: gl.constexpr = q_tensor[0].dtype.element_ty
     q0 = query_ring(dtype, cfg.Q_STAGES, cfg.GROUP, cfg.K0)
-    k0 = ring(dtype, cfg.STAGES, cfg.TILE_KV, cfg.K0)
+    k0 = ring(dtype, cfg.K_STAGES, cfg.TILE_KV, cfg.K0)
     v0 = ring(dtype, cfg.STAGES, cfg.TILE_KV, cfg.V0)
     q1, k1, v1 = q0, k0, v0
     if cfg.K1 > 0:
         q1 = query_ring(dtype, cfg.Q_STAGES, cfg.GROUP, cfg.K1)
-        k1 = ring(dtype, cfg.STAGES, cfg.TILE_KV, cfg.K1)
+        k1 = ring(dtype, cfg.K_STAGES, cfg.TILE_KV, cfg.K1)
     if cfg.V1 > 0:
         v1 = ring(dtype, cfg.STAGES, cfg.TILE_KV, cfg.V1)
     numbers: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     items = gl.allocate_shared_memory(gl.int32, [ITEMS * FIELDS, 1], numbers)
-    tags = gl.allocate_shared_memory(gl.int32, [cfg.STAGES, 1], numbers)
+    tags = gl.allocate_shared_memory(gl.int32, [cfg.K_STAGES, 1], numbers)
     bufs = ((q0, q1), (k0, k1), (v0, v1), items, tags)
     if not cfg.OWNS:
         bufs = (
@@ -114,8 +115,8 @@ def prefill_kernel(
     bars = (
         barriers(cfg.Q_STAGES, 1),  # q_full
         barriers(cfg.Q_STAGES, 2),  # q_empty
-        barriers(cfg.STAGES, 1),  # k_full
-        barriers(cfg.STAGES, 2),  # k_empty
+        barriers(cfg.K_STAGES, 1),  # k_full
+        barriers(cfg.K_STAGES, 2),  # k_empty
         barriers(cfg.STAGES, 1),  # v_full
         barriers(cfg.STAGES, 2),  # v_empty
         barriers(1, 2),  # cleaning
@@ -136,7 +137,7 @@ def prefill_kernel(
             (consume, (bufs, bars, q_tensor, tensors, inputs, LOGITS, MASK, SINK, OUTPUT, cfg, 0)),
             (consume_second, (bufs, bars, q_tensor, tensors, inputs, LOGITS, MASK, SINK, OUTPUT, cfg)),
             (produce, (bufs, bars, (q0_desc, q1_desc), (k0_desc, k1_desc), (v0_desc, v1_desc), listed, cfg)),
-            (walk, (items, bars[7], listed, work, sequences, num_pages, heads_per_item, cfg)),
+            (walk, (items, bars[7], listed, work, sequences, num_pages, heads_per_item, counters, cfg)),
         ],
         [4, 1, 1],
         [240, 32, 32],

@@ -184,10 +184,10 @@ def other_tiles(
     q = query_slots(bufs[0], number % cfg.Q_STAGES, cfg, WG)
     operand = as_operand(weights, acc0, q[0].dtype)
     while (tag & LAST) == 0:
-        st = c % cfg.STAGES
+        st = c % cfg.K_STAGES
         past = (c - 1) % cfg.STAGES
         past_phase = ((c - 1) // cfg.STAGES) & 1
-        mbarrier.wait(k_full.index(st), (c // cfg.STAGES) & 1)
+        mbarrier.wait(k_full.index(st), (c // cfg.K_STAGES) & 1)
         scores = issue_scores(q, bufs[1], st, cfg)
         tag = published(bufs[4].index(st), 4)
         mbarrier.wait(v_full.index(past), past_phase)
@@ -261,8 +261,8 @@ def first_scores(number, c, q_tensor, bufs, bars, cfg: gl.constexpr, WG: gl.cons
     if not cfg.Q_TMA:
         item, _limit = item_fields(bufs[3], number % ITEMS, 4)
         load_queries(q, q_tensor, item, WG * ROWS, cfg)
-    st = c % cfg.STAGES
-    mbarrier.wait(bars[2].index(st), (c // cfg.STAGES) & 1)
+    st = c % cfg.K_STAGES
+    mbarrier.wait(bars[2].index(st), (c // cfg.K_STAGES) & 1)
     return issue_scores(q, bufs[1], st, cfg), published(bufs[4].index(st), 4)
 
 
@@ -309,7 +309,7 @@ def consume(
     if more:
         scores, tag = first_scores(number, c, q_tensor, bufs, bars, cfg, WG)
         scores = warpgroup_mma_wait(0, deps=[scores])
-        mbarrier.arrive(k_empty.index(c % cfg.STAGES))
+        mbarrier.arrive(k_empty.index(c % cfg.K_STAGES))
         scores, turn = functor_scores(scores, tag, c, turn, number, bufs, bars, inputs, LOGITS, MASK, cfg, WG)
         weights, top, sums = first_weights(scores, scale, cfg)
         c += 1
@@ -324,7 +324,7 @@ def consume(
                 scores, tag = first_scores(number + 1, c, q_tensor, bufs, bars, cfg, WG)
                 acc = finish_values(operand, bufs[2], c, acc, bars, cfg)
                 scores = warpgroup_mma_wait(0, deps=[scores])
-                mbarrier.arrive(k_empty.index(c % cfg.STAGES))
+                mbarrier.arrive(k_empty.index(c % cfg.K_STAGES))
                 finish_item(acc, (top, sums), number, bufs, bars, tensors, inputs, SINK, OUTPUT, cfg, WG)
                 scores, turn = functor_scores(
                     scores, tag, c, turn, number + 1, bufs, bars, inputs, LOGITS, MASK, cfg, WG
@@ -341,7 +341,7 @@ def consume(
             if more:
                 scores, tag = first_scores(number + 1, c, q_tensor, bufs, bars, cfg, WG)
                 scores = warpgroup_mma_wait(0, deps=[scores])
-                mbarrier.arrive(k_empty.index(c % cfg.STAGES))
+                mbarrier.arrive(k_empty.index(c % cfg.K_STAGES))
                 scores, turn = functor_scores(
                     scores, tag, c, turn, number + 1, bufs, bars, inputs, LOGITS, MASK, cfg, WG
                 )

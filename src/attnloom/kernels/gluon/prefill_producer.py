@@ -50,8 +50,8 @@ def produce_queries(number, bufs, bars, descs, cfg: gl.constexpr):
 def produce_keys(c, tag, kv_head, where, bufs, bars, descs, cfg: gl.constexpr):
     """Start the copies of the keys of the CTA's c-th tile."""
     k_full, k_empty = bars[2], bars[3]
-    st = c % cfg.STAGES
-    mbarrier.wait(k_empty.index(st), ((c // cfg.STAGES) & 1) ^ 1)
+    st = c % cfg.K_STAGES
+    mbarrier.wait(k_empty.index(st), ((c // cfg.K_STAGES) & 1) ^ 1)
     publish(bufs[4].index(st), tag, 1)
     mbarrier.expect(k_full.index(st), cfg.TILE_KV * (cfg.K0 + cfg.K1) * _BYTES)
     copy_tile(descs, tag & ~FLAGS, where, kv_head, k_full.index(st), bufs[1], st, cfg.K0, cfg.K1, cfg)
@@ -86,18 +86,16 @@ def produce(bufs, bars, q_descs, k_descs, v_descs, ring, cfg: gl.constexpr):
         where = places.index(slot).load(lanes)
         mbarrier.arrive(empty.index(slot))
         going = (tag & NONE) == 0
-        if cfg.Q_STAGES == 1:  # the next item's rows wait for the end of this one, and that for its last values
-            if ((tag & FIRST) != 0) & (c > 0):
-                produce_values(c - 1, past_tag, past_head, past_where, bufs, bars, v_descs, cfg)
+        # with one place for q, the next item's rows wait for the end of this one, and that for its last values
+        early = (tag & FIRST) != 0 if cfg.Q_STAGES == 1 else False
+        if early & (c > 0):
+            produce_values(c - 1, past_tag, past_head, past_where, bufs, bars, v_descs, cfg)
         if ((tag & FIRST) != 0) & going:
             produce_queries(number, bufs, bars, q_descs, cfg)
             number += 1
         if going:
             produce_keys(c, tag, kv_head, where, bufs, bars, k_descs, cfg)
-        owed = c > 0
-        if cfg.Q_STAGES == 1:
-            owed = owed & ((tag & FIRST) == 0)
-        if owed:
+        if (c > 0) & (not early):
             produce_values(c - 1, past_tag, past_head, past_where, bufs, bars, v_descs, cfg)
         past_tag = tag
         past_head = kv_head

@@ -9,6 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from attnloom.kernels.gluon.items import ITEMS, publish_item
+from attnloom.kernels.gluon.taking import open_list, take
 from attnloom.kernels.gluon.tma import locate_tile
 from attnloom.kernels.gluon.walk import FIRST, NONE, before, last_piece, last_tile, publish, tag_of
 from attnloom.kernels.triton.items import read_item, read_request
@@ -54,30 +55,25 @@ def list_tiles(n, item, limit, page_start, ring, pages, cfg: gl.constexpr):
 
 
 @gluon.jit
-def walk(items, item_empty, ring, work, sequences, num_pages, heads_per_item, cfg: gl.constexpr):
-    """List every item of this CTA, then that none follows."""
+def walk(items, item_empty, ring, work, sequences, num_pages, heads_per_item, counters, cfg: gl.constexpr):
+    """List the items of this CTA, then those that others have not begun, then that none follows."""
     items_ptr, item_segments_ptr, segments_ptr, work_indptr_ptr = work
-    cta = gl.program_id(0)
-    group = cta // heads_per_item
-    begin = gl.load(work_indptr_ptr + group)
-    end = gl.load(work_indptr_ptr + group + 1)
     pages = (segments_ptr, sequences[3], num_pages)
     n = 0
     number = 0
-    next_item = read_item(items_ptr, item_segments_ptr, begin, begin < end, cta, heads_per_item)
-    next_request = read_request(sequences, next_item[0])
-    for index in range(begin, end):
-        item, of_request = next_item, next_request
-        next_item = read_item(items_ptr, item_segments_ptr, index + 1, index + 1 < end, cta, heads_per_item)
+    open_list(counters, work_indptr_ptr, heads_per_item)
+    owner, index = take(counters, work_indptr_ptr, gl.program_id(0), heads_per_item)
+    while owner >= 0:
+        item = read_item(items_ptr, item_segments_ptr, index, True, owner, heads_per_item)
         request, row_start, row_count, kv_head, _kv_begin, kv_end, out_slot, _first, _last = item
-        q_begin, qo_len, kv_len, page_start = of_request
+        q_begin, qo_len, kv_len, page_start = read_request(sequences, request)
         limit = gl.minimum(kv_len, kv_end)
         slot = number % ITEMS
         mbarrier.wait(item_empty.index(slot), ((number // ITEMS) & 1) ^ 1)
         fields = (row_start, row_count, kv_head, out_slot, q_begin, qo_len, kv_len, request)
         publish_item(items, slot, 1, limit, fields, 1)
         n = list_tiles(n, item, limit, page_start, ring, pages, cfg)
-        next_request = read_request(sequences, next_item[0])
+        owner, index = take(counters, work_indptr_ptr, owner, heads_per_item)
         number += 1
     slot = number % ITEMS
     mbarrier.wait(item_empty.index(slot), ((number // ITEMS) & 1) ^ 1)
