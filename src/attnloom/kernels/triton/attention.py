@@ -167,7 +167,9 @@ def attention_kernel(
         inside, q_idx, q_row, qo_head = locate_rows(item, of_request, cfg)
         q_pos = row_positions(q_pos_ptr, q_begin, q_idx, qo_len, kv_len, cfg.HAS_Q_POS)
         head = kv_head.to(tl.int64)
-        scale = sm_scale if cfg.KV_FP8 == "" else logits_scale(sm_scale, kv_scales, head, cfg.FOLD)
+        scale = tl.cast(sm_scale, tl.float32)
+        if cfg.KV_FP8 != "":
+            scale = logits_scale(scale, kv_scales, head, cfg.FOLD)
         acc0, acc1, row_max, row_sum = attend(
             q,
             (segments_ptr, first, last),
