@@ -10,10 +10,15 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from attnloom.kernels.gluon.items import FIELDS, ITEMS
 from attnloom.kernels.gluon.prefill_consumer import consume
+from attnloom.kernels.gluon.prefill_gather import ARRIVALS, WARPS, gather
 from attnloom.kernels.gluon.prefill_producer import produce
 from attnloom.kernels.gluon.prefill_walker import TILES, walk
 
 ROWS = gl.constexpr(64)
+# of a thread; those of all warps together are the SM's 65536
+CONSUMER_REGISTERS = gl.constexpr(240)
+CONSUMER_BESIDE_GATHER = gl.constexpr(208)
+GATHER_REGISTERS = gl.constexpr(96)
 
 
 @gluon.jit
@@ -115,9 +120,9 @@ def prefill_kernel(
     bars = (
         barriers(cfg.Q_STAGES, 1),  # q_full
         barriers(cfg.Q_STAGES, 2),  # q_empty
-        barriers(cfg.K_STAGES, 1),  # k_full
+        barriers(cfg.K_STAGES, ARRIVALS if cfg.GATHER else 1),  # k_full
         barriers(cfg.K_STAGES, 2),  # k_empty
-        barriers(cfg.STAGES, 1),  # v_full
+        barriers(cfg.STAGES, ARRIVALS if cfg.GATHER else 1),  # v_full
         barriers(cfg.STAGES, 2),  # v_empty
         barriers(1, 2),  # cleaning
         barriers(ITEMS, 3),  # item_empty
@@ -132,13 +137,27 @@ def prefill_kernel(
     fence_async_shared()
     tensors = (out_tensor, lse_tensor, parts)
     inputs = (positions, sequences[1], operands, sm_scale)
-    gl.warp_specialize(
-        [
-            (consume, (bufs, bars, q_tensor, tensors, inputs, LOGITS, MASK, SINK, OUTPUT, cfg, 0)),
-            (consume_second, (bufs, bars, q_tensor, tensors, inputs, LOGITS, MASK, SINK, OUTPUT, cfg)),
-            (produce, (bufs, bars, (q0_desc, q1_desc), (k0_desc, k1_desc), (v0_desc, v1_desc), listed, cfg)),
-            (walk, (items, bars[7], listed, work, sequences, num_pages, heads_per_item, counters, cfg)),
-        ],
-        [4, 1, 1],
-        [240, 32, 32],
-    )
+    q_descs = (q0_desc, q1_desc)
+    if cfg.GATHER:
+        caches = (k_tensor, v_tensor)
+        pool = (page_size, num_pages)
+        gl.warp_specialize(
+            [
+                (consume, (bufs, bars, q_tensor, tensors, inputs, LOGITS, MASK, SINK, OUTPUT, cfg, 0)),
+                (consume_second, (bufs, bars, q_tensor, tensors, inputs, LOGITS, MASK, SINK, OUTPUT, cfg)),
+                (gather, (bufs, bars, q_descs, caches, work, sequences, pool, heads_per_item, counters, cfg)),
+            ],
+            [4, WARPS],
+            [CONSUMER_BESIDE_GATHER, GATHER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (bufs, bars, q_tensor, tensors, inputs, LOGITS, MASK, SINK, OUTPUT, cfg, 0)),
+                (consume_second, (bufs, bars, q_tensor, tensors, inputs, LOGITS, MASK, SINK, OUTPUT, cfg)),
+                (produce, (bufs, bars, q_descs, (k0_desc, k1_desc), (v0_desc, v1_desc), listed, cfg)),
+                (walk, (items, bars[7], listed, work, sequences, num_pages, heads_per_item, counters, cfg)),
+            ],
+            [4, 1, 1],
+            [CONSUMER_REGISTERS, 32, 32],
+        )

@@ -66,6 +66,13 @@ def issue_values(weights, stages, st, acc, cfg: gl.constexpr):
 
 
 @gluon.jit
+def see_gathered(cfg: gl.constexpr):
+    """Rows that were copied by threads, not by TMA, become visible to products."""
+    if cfg.GATHER:
+        fence_async_shared()
+
+
+@gluon.jit
 def wait_values(acc, cfg: gl.constexpr):
     """Wait for all products in flight, the state's among them."""
     acc0, acc1 = acc
@@ -188,9 +195,11 @@ def other_tiles(
         past = (c - 1) % cfg.STAGES
         past_phase = ((c - 1) // cfg.STAGES) & 1
         mbarrier.wait(k_full.index(st), (c // cfg.K_STAGES) & 1)
+        see_gathered(cfg)
         scores = issue_scores(q, bufs[1], st, cfg)
         tag = published(bufs[4].index(st), 4)
         mbarrier.wait(v_full.index(past), past_phase)
+        see_gathered(cfg)
         acc0, acc1 = issue_values(operand, bufs[2], past, (acc0, acc1), cfg)
         scores = warpgroup_mma_wait(1 if cfg.V1 == 0 else 2, deps=[scores])
         mbarrier.arrive(k_empty.index(st))
@@ -241,6 +250,7 @@ def finish_values(operand, stages, c, acc, bars, cfg: gl.constexpr):
     v_full, v_empty = bars[4], bars[5]
     past = (c - 1) % cfg.STAGES
     mbarrier.wait(v_full.index(past), ((c - 1) // cfg.STAGES) & 1)
+    see_gathered(cfg)
     acc = issue_values(operand, stages, past, acc, cfg)
     acc = wait_values(acc, cfg)
     mbarrier.arrive(v_empty.index(past))
@@ -263,6 +273,7 @@ def first_scores(number, c, q_tensor, bufs, bars, cfg: gl.constexpr, WG: gl.cons
         load_queries(q, q_tensor, item, WG * ROWS, cfg)
     st = c % cfg.K_STAGES
     mbarrier.wait(bars[2].index(st), (c // cfg.K_STAGES) & 1)
+    see_gathered(cfg)
     return issue_scores(q, bufs[1], st, cfg), published(bufs[4].index(st), 4)
 
 

@@ -62,7 +62,7 @@ def walk(items, item_empty, ring, work, sequences, num_pages, heads_per_item, co
     n = 0
     number = 0
     open_list(counters, work_indptr_ptr, heads_per_item)
-    owner, index = take(counters, work_indptr_ptr, gl.program_id(0), heads_per_item)
+    owner, index = take(counters, work_indptr_ptr, gl.program_id(0), heads_per_item, 1)
     while owner >= 0:
         item = read_item(items_ptr, item_segments_ptr, index, True, owner, heads_per_item)
         request, row_start, row_count, kv_head, _kv_begin, kv_end, out_slot, _first, _last = item
@@ -73,7 +73,7 @@ def walk(items, item_empty, ring, work, sequences, num_pages, heads_per_item, co
         fields = (row_start, row_count, kv_head, out_slot, q_begin, qo_len, kv_len, request)
         publish_item(items, slot, 1, limit, fields, 1)
         n = list_tiles(n, item, limit, page_start, ring, pages, cfg)
-        owner, index = take(counters, work_indptr_ptr, owner, heads_per_item)
+        owner, index = take(counters, work_indptr_ptr, owner, heads_per_item, 1)
         number += 1
     slot = number % ITEMS
     mbarrier.wait(item_empty.index(slot), ((number // ITEMS) & 1) ^ 1)

@@ -21,9 +21,9 @@ def open_list(counters, work_indptr_ptr, heads_per_item):
 
 
 @gluon.jit
-def longest_list(counters, work_indptr_ptr, heads_per_item):
+def longest_list(counters, work_indptr_ptr, heads_per_item, num_warps: gl.constexpr):
     """The CTA with most items that nobody has taken, -1 where there are none."""
-    lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    lanes: gl.constexpr = gl.BlockedLayout([1], [32], [num_warps], [0])
     best = 0
     for base in range(0, gl.num_programs(0), SCANNED):
         cta = base + gl.arange(0, SCANNED, layout=lanes)
@@ -39,7 +39,7 @@ def longest_list(counters, work_indptr_ptr, heads_per_item):
 
 
 @gluon.jit
-def take(counters, work_indptr_ptr, owner, heads_per_item):
+def take(counters, work_indptr_ptr, owner, heads_per_item, num_warps: gl.constexpr):
     """(whose item, its index), from the list of `owner` or else from the longest; (-1, .) where all are taken."""
     index = 0
     found = False
@@ -50,5 +50,5 @@ def take(counters, work_indptr_ptr, owner, heads_per_item):
         index = gl.atomic_add(counters + owner, 1, sem="relaxed")
         found = (index >= begin) & (index < end)
         if not found:
-            owner = longest_list(counters, work_indptr_ptr, heads_per_item)
+            owner = longest_list(counters, work_indptr_ptr, heads_per_item, num_warps)
     return owner, index
