@@ -70,6 +70,10 @@ class ClassConfig:
         """Steps of k in flight."""
         return self.k_stages or self.stages
 
+    def value_stages(self, *, owns: bool) -> int:
+        """Steps of v in flight; without `GluonConfig.OWNS` a kernel needs the memory of what is more than of k."""
+        return self.stages if owns else min(self.stages, self.key_stages)
+
     @property
     def words(self) -> str:
         """The class in a line of a table."""

@@ -32,14 +32,14 @@ def pieces(dim: int) -> tuple[int, int]:
 def shared_memory(one: ClassConfig, head_dim_qk: int, head_dim_vo: int, *, owns: bool = False) -> int:
     """Bytes of shared memory of a CTA; owns: `GluonConfig.OWNS`, without which a kernel takes more."""
     k, v = sum(pieces(head_dim_qk)), sum(pieces(head_dim_vo))
-    ring = _ELEMENT * one.tile_kv * (one.key_stages * k + one.stages * v)
+    ring = _ELEMENT * one.tile_kv * (one.key_stages * k + one.value_stages(owns=owns) * v)
     q = _ELEMENT * one.q_stages * one.tile_q * k
     return ring + q + (_prefill(one, owns) if one.kind == "prefill" else _decode(one))
 
 
 def fits(one: ClassConfig, head_dim_qk: int, head_dim_vo: int) -> bool:
     """Whether a CTA, and as many as the class wants on an SM, have the shared memory."""
-    needed = shared_memory(one, head_dim_qk, head_dim_vo)
+    needed = max(shared_memory(one, head_dim_qk, head_dim_vo, owns=owns) for owns in (True, False))
     return needed <= CTA_LIMIT and one.ctas_per_sm * (needed + CTA_OVERHEAD) <= SM_LIMIT
 
 
@@ -49,7 +49,7 @@ def _prefill(one: ClassConfig, owns: bool) -> int:
     seen = 0 if owns else _INT * 2 * one.tile_kv
     scratch = 0 if owns else 2 * 4 * _INT * one.tile_kv  # of two warpgroups' warps
     barriers = _BARRIER * (2 * (one.q_stages + one.key_stages + one.stages) + 1 + _ITEMS + 2 * _TILES)
-    return published + seen + barriers + max(scratch, 640) + 64
+    return published + seen + barriers + max(scratch, 640) + 256
 
 
 def _decode(one: ClassConfig) -> int:

@@ -59,7 +59,7 @@ def kernel_config(plan: Plan, t: LaunchTensors, config: ClassConfig) -> GluonCon
     return GluonConfig(
         TILE_Q=config.tile_q,
         TILE_KV=config.tile_kv,
-        STAGES=config.stages,
+        STAGES=config.value_stages(owns=owns_every_key(t)),
         Q_STAGES=config.q_stages,
         K_STAGES=config.key_stages,
         GROUP=plan.group_size,

@@ -11,17 +11,32 @@ HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
 
 
 @dataclass(frozen=True)
+class Spills:
+    """Instructions in the loops of a tile's kernels that move registers to and from local memory; more are a fault.
+
+    plain: where every key belongs to its request and no functor changes logits; others: elsewhere.
+    """
+
+    tile_q: int
+    plain: int = 0
+    others: int = 0
+
+
+@dataclass(frozen=True)
 class Row:
     """Classes up to head dims (qk, vo), and the measurement that justifies them (empty: none yet).
 
-    spills: (tile_q, instructions in the loops of its kernels that move registers to and from local memory); for any
-    variant, and more are a fault.
+    spills: of the tiles that have any.
     """
 
     head_dims: tuple[int, int]
     classes: tuple[ClassConfig, ...]
     measured: str = ""
-    spills: tuple[tuple[int, int], ...] = ()
+    spills: tuple[Spills, ...] = ()
+
+    def spills_of(self, tile_q: int) -> Spills:
+        """The declared spills of a tile."""
+        return next((one for one in self.spills if one.tile_q == tile_q), Spills(tile_q))
 
 
 def _decode(tile_kv: int, stages: int) -> tuple[ClassConfig, ...]:
@@ -31,17 +46,34 @@ def _decode(tile_kv: int, stages: int) -> tuple[ClassConfig, ...]:
 
 
 ROWS = (
-    Row((64, 64), (*_decode(64, 4), ClassConfig("prefill", 128, 128, 2, 1, 168, q_stages=2))),
-    Row((128, 128), (*_decode(64, 3), ClassConfig("prefill", 128, 128, 2, 1, 168, q_stages=2))),
-    Row((192, 128), (*_decode(64, 2), ClassConfig("prefill", 128, 64, 2, 1, 168, q_stages=2))),
-    Row((192, 192), (*_decode(64, 2), ClassConfig("prefill", 128, 64, 2, 1, 168, q_stages=2))),
+    Row(
+        (64, 64),
+        (*_decode(64, 4), ClassConfig("prefill", 128, 128, 4, 1, 168, q_stages=2)),
+        spills=(Spills(128, plain=2, others=130),),
+    ),
+    Row(
+        (128, 128),
+        (*_decode(64, 3), ClassConfig("prefill", 128, 128, 3, 1, 168, q_stages=2, k_stages=2)),
+        spills=(Spills(64, others=12), Spills(128, plain=2, others=240)),
+    ),
+    Row(
+        (192, 128),
+        (*_decode(64, 2), ClassConfig("prefill", 128, 64, 3, 1, 168, q_stages=2)),
+        spills=(Spills(32, others=8), Spills(64, others=12)),
+    ),
+    Row(
+        (192, 192),
+        (*_decode(64, 2), ClassConfig("prefill", 128, 64, 3, 1, 168, q_stages=2, k_stages=2)),
+        spills=(Spills(32, others=2), Spills(64, others=28), Spills(128, plain=2, others=60)),
+    ),
     Row(
         (256, 256),
         (
             *(ClassConfig("decode", rows, 64, 3) for rows in (8, 16, 32)),
             ClassConfig("decode", 64, 64, 2),
-            ClassConfig("prefill", 128, 64, 2, 1, 168),
+            ClassConfig("prefill", 128, 64, 3, 1, 168, k_stages=2),
         ),
+        spills=(Spills(64, plain=40, others=40), Spills(128, plain=2, others=120)),
     ),
 )
 

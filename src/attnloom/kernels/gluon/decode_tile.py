@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from attnloom.kernels.gluon.functors import (
+    cut_off,
     key_positions,
     masked,
     packed_rows,
@@ -166,7 +167,9 @@ def visit_tile(
     scores = transformed(scores, kv_pos, rows, kv, operands, LOGITS, cfg, 1)
     if (tag & MASKED) != 0:
         _inside, rows = item_rows(item, of_request, positions[0], at, cfg)
-        scores = masked(scores, index, limit, kv_pos, rows, kv, operands, MASK, cfg, 1)
+        if MASK is not None:
+            scores = masked(scores, kv_pos, rows, kv, operands, MASK, cfg, 1)
+        scores = cut_off(scores, index, limit, cfg, 1)
         if not cfg.OWNS or (not cfg.GATHER and at + cfg.TILE_KV > limit):
             clean_values(scores, index, limit, v_rings, st, useful, cfg)
     weights = scores

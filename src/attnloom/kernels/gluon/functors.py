@@ -83,22 +83,31 @@ def softmax_scale(sm_scale, cfg: gl.constexpr):
 
 
 @gluon.jit
-def masked(scores, index, limit, kv_pos, rows, kv, operands, MASK: gl.constexpr, cfg: gl.constexpr, ROWS: gl.constexpr):
-    """Scores with hidden keys at -inf (weights: 0): keys from `limit` on, and those that the mask hides."""
+def hidden(cfg: gl.constexpr):
+    """What a hidden key's score becomes."""
+    return NEG_INF if cfg.SOFTMAX else 0.0
+
+
+@gluon.jit
+def cut_off(scores, index, limit, cfg: gl.constexpr, ROWS: gl.constexpr):
+    """Scores with keys from `limit` on hidden."""
+    return gl.where(across(index < limit, ROWS), scores, hidden(cfg))
+
+
+@gluon.jit
+def masked(scores, kv_pos, rows, kv, operands, MASK: gl.constexpr, cfg: gl.constexpr, ROWS: gl.constexpr):
+    """Scores with the keys that the mask hides hidden."""
     q_pos, q_idx, qo_head, kv_head, batch, qo_len = rows
     kv_len, _ = kv
-    HIDDEN: gl.constexpr = NEG_INF if cfg.SOFTMAX else 0.0
-    keep = across(index < limit, ROWS)
-    if MASK is not None:
-        keep = keep & MASK(
-            along(q_pos, ROWS),
-            across(kv_pos, ROWS),
-            along(q_idx, ROWS),
-            along(qo_head, ROWS),
-            kv_head,
-            batch,
-            qo_len,
-            kv_len,
-            operands,
-        )
-    return gl.where(keep, scores, HIDDEN)
+    keep = MASK(
+        along(q_pos, ROWS),
+        across(kv_pos, ROWS),
+        along(q_idx, ROWS),
+        along(qo_head, ROWS),
+        kv_head,
+        batch,
+        qo_len,
+        kv_len,
+        operands,
+    )
+    return gl.where(keep, scores, hidden(cfg))

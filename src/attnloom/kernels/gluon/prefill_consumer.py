@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from attnloom.kernels.gluon.clean import clean_values
 from attnloom.kernels.gluon.epilogue import beside, close_rows, write_item
 from attnloom.kernels.gluon.functors import (
+    cut_off,
     key_positions,
     masked,
     packed_rows,
@@ -130,7 +131,10 @@ def functor_scores(
         rows = score_rows(item, positions, layout, cfg, WG)
         kv_pos = score_keys(at, item, positions, kv_indptr_ptr, layout, cfg)
         index = at + gl.arange(0, KEYS, layout=gl.SliceLayout(0, layout))
-        scores = masked(scores, index, limit, kv_pos, rows, (item[6], sm_scale), operands, MASK, cfg, 0)
+        if MASK is not None:
+            scores = masked(scores, kv_pos, rows, (item[6], sm_scale), operands, MASK, cfg, 0)
+        if at + KEYS > limit:
+            scores = cut_off(scores, index, limit, cfg, 0)
         turn = clean_values(scores, tag, limit, c, turn, bufs, bars, cfg, WG)
     return scores, turn
 
