@@ -13,12 +13,13 @@ from attnloom.compile.request import Request
 from attnloom.impl.base import LaunchTensors
 from attnloom.impl.gluon_sm90.configs import ClassConfig, GluonSm90Config
 from attnloom.impl.gluon_sm90.requests import attention_request
-from attnloom.impl.gluon_sm90.tables import Row, row_of
+from attnloom.impl.gluon_sm90.tables import Row, Spills, row_of
 from attnloom.impl.triton.warm import Shape, plan_of, tensors_of
 from attnloom.spec import AttentionSpec
 from attnloom.variant import Variant
 
 SM90 = ("cuda", 90, 32)
+NO_SPILLS = Spills(0)
 DIMS = ((128, 128), (64, 64), (192, 128), (256, 256), (80, 80), (192, 192), (96, 96), (112, 112))
 ROUNDS = 3
 _KV_HEADS, _PAGES = 8, 4
@@ -58,7 +59,7 @@ FLAGS = ("", "lse", "raw state", "positions", "fp16")
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel; spills: what its row declares."""
+    """One kernel; spills: what its row declares of the tile."""
 
     dims: tuple[int, int]
     tile: ClassConfig
@@ -66,7 +67,7 @@ class Case:
     cache: str = "page 16"
     group: int = 4
     flag: str = ""
-    spills: int = 0
+    spills: Spills = NO_SPILLS
 
     @property
     def words(self) -> str:
@@ -125,7 +126,7 @@ def covering() -> Iterator[Case]:
                     list(CACHES)[number % len(CACHES)],
                     GROUPS[number % len(GROUPS)],
                     FLAGS[(number + number // len(row.classes)) % len(FLAGS)],
-                    dict(row.spills).get(tile.tile_q, 0),
+                    row.spills_of(tile.tile_q),
                 )
                 number += 1
 

@@ -29,12 +29,14 @@ def pieces(dim: int) -> tuple[int, int]:
     return (128, 64) if dim == 192 else (1 << (dim - 1).bit_length(), 0)
 
 
-def shared_memory(one: ClassConfig, head_dim_qk: int, head_dim_vo: int, *, owns: bool = False) -> int:
-    """Bytes of shared memory of a CTA; owns: `GluonConfig.OWNS`, without which a kernel takes more."""
+def shared_memory(
+    one: ClassConfig, head_dim_qk: int, head_dim_vo: int, *, owns: bool = False, gather: bool = False
+) -> int:
+    """Bytes of shared memory of a CTA; owns, gather: as of `GluonConfig`, by default what takes most."""
     k, v = sum(pieces(head_dim_qk)), sum(pieces(head_dim_vo))
     ring = _ELEMENT * one.tile_kv * (one.key_stages * k + one.value_stages(owns=owns) * v)
     q = _ELEMENT * one.q_stages * one.tile_q * k
-    return ring + q + (_prefill(one, owns) if one.kind == "prefill" else _decode(one))
+    return ring + q + (_prefill(one, owns, gather) if one.kind == "prefill" else _decode(one))
 
 
 def fits(one: ClassConfig, head_dim_qk: int, head_dim_vo: int) -> bool:
@@ -43,12 +45,13 @@ def fits(one: ClassConfig, head_dim_qk: int, head_dim_vo: int) -> bool:
     return needed <= CTA_LIMIT and one.ctas_per_sm * (needed + CTA_OVERHEAD) <= SM_LIMIT
 
 
-def _prefill(one: ClassConfig, owns: bool) -> int:
+def _prefill(one: ClassConfig, owns: bool, gather: bool) -> int:
     """What is published, which keys are seen, barriers; arguments of the partitions, or reductions over warps."""
-    published = _INT * (_ITEMS * _FIELDS + one.key_stages + _TILES * (32 + 2))
+    tiles = 0 if gather else _TILES
+    published = _INT * (_ITEMS * _FIELDS + one.key_stages + tiles * (32 + 2))
     seen = 0 if owns else _INT * 2 * one.tile_kv
     scratch = 0 if owns else 2 * 4 * _INT * one.tile_kv  # of two warpgroups' warps
-    barriers = _BARRIER * (2 * (one.q_stages + one.key_stages + one.stages) + 1 + _ITEMS + 2 * _TILES)
+    barriers = _BARRIER * (2 * (one.q_stages + one.key_stages + one.stages) + 1 + _ITEMS + 2 * tiles)
     return published + seen + barriers + max(scratch, 640) + 256
 
 

@@ -14,12 +14,14 @@ HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
 class Spills:
     """Instructions in the loops of a tile's kernels that move registers to and from local memory; more are a fault.
 
-    plain: where every key belongs to its request and no functor changes logits; others: elsewhere.
+    plain: where every key belongs to its request and no functor changes logits; others: elsewhere; gather: of either
+    kind where rows of k and v are gathered.
     """
 
     tile_q: int
     plain: int = 0
     others: int = 0
+    gather: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,22 +51,22 @@ ROWS = (
     Row(
         (64, 64),
         (*_decode(64, 4), ClassConfig("prefill", 128, 128, 4, 1, 168, q_stages=2)),
-        spills=(Spills(128, plain=2, others=130),),
+        spills=(Spills(128, others=200),),
     ),
     Row(
         (128, 128),
         (*_decode(64, 3), ClassConfig("prefill", 128, 128, 3, 1, 168, q_stages=2, k_stages=2)),
-        spills=(Spills(64, others=12), Spills(128, plain=2, others=240)),
+        spills=(Spills(64, others=12, gather=8), Spills(128, plain=2, others=310, gather=740)),
     ),
     Row(
         (192, 128),
         (*_decode(64, 2), ClassConfig("prefill", 128, 64, 3, 1, 168, q_stages=2)),
-        spills=(Spills(32, others=8), Spills(64, others=12)),
+        spills=(Spills(32, others=8, gather=8), Spills(64, others=12, gather=8), Spills(128, others=20)),
     ),
     Row(
         (192, 192),
         (*_decode(64, 2), ClassConfig("prefill", 128, 64, 3, 1, 168, q_stages=2, k_stages=2)),
-        spills=(Spills(32, others=2), Spills(64, others=28), Spills(128, plain=2, others=60)),
+        spills=(Spills(32, gather=4), Spills(64, others=30), Spills(128, others=90, gather=12)),
     ),
     Row(
         (256, 256),
@@ -73,7 +75,7 @@ ROWS = (
             ClassConfig("decode", 64, 64, 2),
             ClassConfig("prefill", 128, 64, 3, 1, 168, k_stages=2),
         ),
-        spills=(Spills(64, plain=40, others=40), Spills(128, plain=2, others=120)),
+        spills=(Spills(64, plain=40, others=40, gather=45), Spills(128, plain=2, others=150, gather=20)),
     ),
 )
 
