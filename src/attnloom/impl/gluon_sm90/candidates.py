@@ -10,7 +10,9 @@ from attnloom.impl.gluon_sm90.footprint import fits
 from attnloom.spec import AttentionSpec
 
 _STAGES = (2, 3, 4, 5, 6)
-_REGISTERS = {1: None, 2: 128, 3: 80}  # caps with which an SM's registers hold so many CTAs of eight warps
+_PREFILL_STAGES = (2, 3, 4)
+_DECODE_REGISTERS = {1: None, 2: 128, 3: 80}  # caps with which an SM holds so many CTAs of eight warps
+_PREFILL_REGISTERS = 168
 
 
 def candidates(spec: AttentionSpec, default: GluonSm90Config) -> Iterator[GluonSm90Config]:
@@ -24,10 +26,17 @@ def candidates(spec: AttentionSpec, default: GluonSm90Config) -> Iterator[GluonS
 
 def alternatives(one: ClassConfig, spec: AttentionSpec) -> Iterator[ClassConfig]:
     """Other ways to run a class's tile_q that fit."""
-    prefill = [(1, None, 1), (2, None, 1)]
-    decode = [(1, registers, ctas) for ctas, registers in _REGISTERS.items()]
-    shapes = prefill if one.kind == "prefill" else decode
-    for tile_kv, stages, (q_stages, registers, ctas) in itertools.product(TILES_KV, _STAGES, shapes):
-        made = ClassConfig(one.kind, one.tile_q, tile_kv, stages, ctas, registers, q_stages)
+    for made in _prefill(one.tile_q) if one.kind == "prefill" else _decode(one.tile_q):
         if made != one and fits(made, spec.head_dim_qk, spec.head_dim_vo):
             yield made
+
+
+def _decode(tile_q: int) -> Iterator[ClassConfig]:
+    for tile_kv, stages, (ctas, cap) in itertools.product(TILES_KV, _STAGES, _DECODE_REGISTERS.items()):
+        yield ClassConfig("decode", tile_q, tile_kv, stages, ctas, cap)
+
+
+def _prefill(tile_q: int) -> Iterator[ClassConfig]:
+    for tile_kv, stages, k_stages, q_stages in itertools.product(TILES_KV, _PREFILL_STAGES, _PREFILL_STAGES, (1, 2)):
+        own = None if k_stages == stages else k_stages
+        yield ClassConfig("prefill", tile_q, tile_kv, stages, 1, _PREFILL_REGISTERS, q_stages, own)

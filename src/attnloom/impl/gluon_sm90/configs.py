@@ -78,7 +78,8 @@ class ClassConfig:
     def words(self) -> str:
         """The class in a line of a table."""
         cap = "" if self.maxnreg is None else f" <= {self.maxnreg} registers"
-        return f"{self.kind} {self.tile_q} x {self.tile_kv}, {self.stages} stages, {self.ctas_per_sm} CTAs/SM{cap}"
+        stages = f"{self.stages} stages" if self.k_stages is None else f"{self.stages} stages ({self.k_stages} of k)"
+        return f"{self.kind} {self.tile_q} x {self.tile_kv}, {stages}, {self.ctas_per_sm} CTAs/SM{cap}"
 
 
 @dataclass(frozen=True)
