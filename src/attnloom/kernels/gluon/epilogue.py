@@ -60,11 +60,15 @@ def out_rows(out_tensor, item, first: gl.constexpr, NUM: gl.constexpr, cfg: gl.c
 
 @gluon.jit
 def write_piece(values, staging, out_tensor, item, first: gl.constexpr, dim_begin: gl.constexpr, cfg: gl.constexpr):
-    """One piece of the rows of out: by 16-byte stores, through shared memory; fp32 (raw states) from registers."""
+    """One piece of the rows of out: by 16-byte stores, through shared memory.
+
+    fp32 (raw states), and a piece whose width is not that of the staging memory, straight from registers.
+    """
     NUM: gl.constexpr = values.shape[0]
-    if out_tensor[0].dtype.element_ty == gl.float32:
+    ELEMENT: gl.constexpr = out_tensor[0].dtype.element_ty
+    if gl.float32 == ELEMENT or staging.shape[1] != values.shape[1]:
         base, inside = out_rows(out_tensor, item, first, NUM, cfg, gl.SliceLayout(1, values.type.layout))
-        store_rows(base, values, dim_begin, inside, cfg.DIM_VO)
+        store_rows(base, values.to(ELEMENT), dim_begin, inside, cfg.DIM_VO)
     else:
         ACROSS: gl.constexpr = min(values.shape[1] // 8, 32)
         wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
