@@ -121,6 +121,6 @@ def test_every_argument_arrives_in_its_place(tmp_path):
     rows = 2 * first * 16, 2 * second * 128
     assert [*got["merge"][6:8], *got["merge"][9:11]] == [0, rows[0] * 16, rows[0] * 17, rows[0] * 17 + rows[1] * 16]
     assert [got["merge"][i] & 0xFFFFFFFF for i in (8, 11)] == [16, 128]
-    assert got["merge_grid"] == [got["merges"], got["heads"], 4]  # 16 rows, 4 at a time
+    assert got["merge_grid"] == [got["merges"], got["heads"], 8]  # 16 rows, 2 at a time
     assert (got["stream"], got["function"]) == (77, 4242)
     print(f"host time of attention + merge without a driver: {got['microseconds']:.1f} us")

@@ -26,7 +26,7 @@ from attnloom.target import Target
 
 _REMEMBERED = 4096
 _ALIGNMENT = 15
-_MOST_BLOCKS = 8
+_MOST_BLOCKS = 16
 
 _kernels: dict[tuple[Any, ...], CompiledKernel] = {}
 
@@ -62,7 +62,7 @@ class Launching(Protocol):
 def merge_grid(plan: Plan, rows: int) -> tuple[int, int, int]:
     """CTAs of a merge that takes `rows` at a time: per entry, kv head where one stands for every head, and rows.
 
-    A large tile's rows are shared by no more than 8 CTAs, since most tiles that are split have few.
+    A large tile's rows are shared by no more than 16 CTAs, since most tiles that are split have few.
     """
     present = [work for work in plan.classes if work.num_items]
     blocks = -(-max([work.tile.tile_q for work in present]) // rows)
@@ -92,7 +92,7 @@ class Compiled:
         given = arguments.merge(plan, t, (ours, self._call), arguments.ADDRESSES)
         key = (requests.merge_request, tuple([number & _ALIGNMENT for number in ours.merged]), self._facts)
         kernel = _kernels.get(key) or self._made(key, requests.merge_request(plan, t, target_of(t.q.device)))
-        grid = merge_grid(plan, requests.merge_tile(plan.group_size, t.spec.head_dim_vo).tile_q)
+        grid = merge_grid(plan, requests.merge_tile(t.spec.head_dim_vo).tile_q)
         kernel.launch(self._device, grid, tuple(given.values()))
 
     def _of(self, index: int) -> tuple[arguments.PlanArguments, arguments.CallArguments, Any]:

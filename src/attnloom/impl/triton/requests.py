@@ -23,7 +23,7 @@ from attnloom.variant import Program
 from attnloom.variant.bounds import compile_bounds
 
 MERGE_OPTIONS = {"num_warps": 4}
-_LEAST_MERGED, _MOST_MERGED = 4, 8  # rows that a CTA of the merge takes at a time
+_MERGED_ROWS = 2  # that a CTA of the merge takes at a time: few, so that it reads many states of a long chain at once
 _MERGED_ELEMENTS = 8192  # of partial states that it holds: 64 registers a thread
 SMALLEST_FOLDED = 2.0**-100  # see kernels/fp8
 _CONVERTING = 89  # the compute capability from which on NVIDIA's GPUs convert fp8
@@ -51,18 +51,18 @@ def _converts(target: Any) -> bool:
     return target[0] == "cuda" and bool(target[1] >= _CONVERTING)
 
 
-def merge_tile(group_size: int, head_dim_vo: int) -> ClassConfig:
+def merge_tile(head_dim_vo: int) -> ClassConfig:
     """tile_q: rows that a CTA of the merge takes at a time; tile_kv: states of each row that it reads at once."""
-    rows = min(max(_LEAST_MERGED, 1 << (group_size - 1).bit_length()), _MOST_MERGED)
     width, _ = pieces(head_dim_vo)
-    return ClassConfig(rows, min(max(2, _MERGED_ELEMENTS // (rows * width)), 32), MERGE_OPTIONS["num_warps"], 1)
+    states = min(max(2, _MERGED_ELEMENTS // (_MERGED_ROWS * width)), 32)
+    return ClassConfig(_MERGED_ROWS, states, MERGE_OPTIONS["num_warps"], 1)
 
 
 def merge_constants(plan: Plan, t: LaunchTensors) -> dict[str, Any]:
     """The merge kernel's constants."""
     functions = functions_of(t.program)
     cfg = dataclasses.replace(  # what a merge does not read is the same for all, so that fewer are compiled
-        kernel_config(plan, t, merge_tile(plan.group_size, t.spec.head_dim_vo)),
+        kernel_config(plan, t, merge_tile(t.spec.head_dim_vo)),
         STAGES=1,
         PAGED=False,
         PAGE_SIZE=0,
