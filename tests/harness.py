@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +17,9 @@ from oracle import Functors, Request
 from variant_pairs import VARIANTS, Pair
 
 import attnloom as al
+from attnloom.impl.dispatch import registry
+from attnloom.spec import HEAD_DIMS, AttentionSpec
+from attnloom.target import Target
 from attnloom.testing.inputs import Batch, Heads, Placement, Sequences, place
 from attnloom.testing.poison import dirty_bytes_, guarded
 from attnloom.testing.tolerance import State, assert_state_close
@@ -76,6 +81,29 @@ class Runner:
     implementation: str
     device: str = "cpu"
 
+    def fit(self, heads: Heads) -> Heads:
+        """`heads` with the smallest head dims, of those at least as wide, that the implementation takes.
+
+        Equal dims stay equal, different ones different, so that the case stays what it is. What no dims can help
+        stays as it is, and `attention` skips with the reason.
+        """
+        return _fit(self, heads)
+
+    def dtype(self, wanted: torch.dtype) -> torch.dtype:
+        """`wanted`, or a type that the implementation has: for a case of which the type is not the point."""
+        return min((wanted, *DTYPES), key=lambda dtype: len(_reasons(self, _fit(self, Heads(dtype=dtype)))))
+
+    def like(self, heads: Heads) -> Heads:
+        """`heads` with dims and a dtype that the implementation takes: see `fit` and `dtype`."""
+        return self.fit(dataclasses.replace(heads, dtype=self.dtype(heads.dtype)))
+
+    def require(self, heads: Heads) -> Heads:
+        """`heads` with dims that fit, or a skip with the reasons: for calls that make their engine themselves."""
+        fitting = self.fit(heads)
+        if reasons := _reasons(self, fitting):
+            pytest.skip(f"{self.implementation}: {'; '.join(reasons)}")
+        return fitting
+
     def attention(self, heads: Heads, **options: Any) -> al.BatchAttention:
         """An engine for `heads`, or a skip that gives the implementation's own reasons."""
         try:
@@ -106,6 +134,35 @@ class Runner:
     def pair(self, name: str, sequences: Sequences) -> Pair:
         """A variant of `VARIANTS` for these sequences."""
         return VARIANTS[name](sequences, self.device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _reasons(runner: Runner, heads: Heads) -> tuple[str, ...]:
+    """Why the implementation cannot compute plain attention of `heads` on the device; empty: it can."""
+    spec = AttentionSpec.create(
+        num_qo_heads=heads.num_qo,
+        num_kv_heads=heads.num_kv,
+        head_dim=heads.dim_qk,
+        head_dim_vo=heads.dim_vo,
+        dtype=heads.dtype,
+        kv_dtype=heads.kv_dtype,
+    )
+    target = Target.of(torch.device(runner.device))
+    return tuple(registry()[runner.implementation].unsupported_reasons(spec, al.variants.full().program, target))
+
+
+@functools.lru_cache(maxsize=1024)
+def _fit(runner: Runner, heads: Heads) -> Heads:
+    asked = heads.dim_qk, heads.dim_vo
+
+    def same_case(dims: tuple[int, int]) -> bool:
+        wide_enough = all(new >= old for new, old in zip(dims, asked, strict=True))
+        order = (dims[0] > dims[1], dims[0] == dims[1])
+        return wide_enough and order == (asked[0] > asked[1], asked[0] == asked[1])
+
+    wider = sorted(filter(same_case, itertools.product(HEAD_DIMS, repeat=2)), key=lambda dims: (sum(dims), dims))
+    candidates = [heads] + [dataclasses.replace(heads, dim_qk=qk, dim_vo=vo) for qk, vo in wider]
+    return min(candidates, key=lambda one: len(_reasons(runner, one)))
 
 
 @dataclasses.dataclass(frozen=True)

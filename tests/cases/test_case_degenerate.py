@@ -26,7 +26,7 @@ VARIANTS_HERE = ("full", "causal", "window", "sinks", "custom_mask", "sigmoid", 
     ],
 )
 def test_empty_requests_anywhere(runner, variant, placement, dtype, lengths):
-    sequences = random_sequences(*lengths, Heads.of(4, 2, 32, dtype))
+    sequences = random_sequences(*lengths, runner.like(Heads.of(4, 2, 32, dtype)))
     batch = runner.place(sequences, placement)
     pair = runner.pair(variant, sequences)
     check(runner, batch, pair)
@@ -66,7 +66,8 @@ def test_a_batch_without_any_key(runner, storage):
 @pytest.mark.parametrize("storage", ["ragged", "csr", "table"])
 @pytest.mark.parametrize(("qo", "kv"), [([], []), ([0, 0, 0], [5, 0, 40]), ([0], [0])])
 def test_a_batch_without_rows_launches_nothing(*, runner, launches, storage, qo, kv, dtype):
-    heads = Heads(4, 2, 64, 32, dtype)
+    heads = runner.fit(Heads(4, 2, 64, 32, dtype))
+    qk, vo = heads.dim_qk, heads.dim_vo
     filled = runner.place(random_sequences(qo or [0], kv or [0], heads), Placement(storage))
     attn = runner.for_batch(filled, variant=al.variants.causal())
     qo_indptr, kv_format = filled.qo_indptr, filled.kv
@@ -81,18 +82,19 @@ def test_a_batch_without_rows_launches_nothing(*, runner, launches, storage, qo,
     for num_ctas in (1, 132):
         attn.plan(qo_indptr, kv_format, num_ctas=num_ctas)
         out, lse = attn.run(filled.q, *filled.caches, return_lse=True)
-        assert out.shape == (0, 4, 32)
+        assert out.shape == (0, 4, vo)
         assert lse.shape == (0, 4)
         assert out.dtype == dtype
-        padded = attn.run(filled.q.new_full((3, 4, 64), float("nan")), *filled.caches, out=out.new_full((3, 4, 32), 9))
+        padded = attn.run(filled.q.new_full((3, 4, qk), float("nan")), *filled.caches, out=out.new_full((3, 4, vo), 9))
         assert (padded == 9).all()
     assert not launches
 
 
 @pytest.mark.case(18)
 def test_attention_of_nothing(runner):
-    q = torch.zeros(0, 4, 64, device=runner.device)
-    k = torch.zeros(5, 2, 64, device=runner.device)
+    dtype = runner.dtype(torch.float32)
+    q = torch.zeros(0, 4, 64, dtype=dtype, device=runner.device)
+    k = torch.zeros(5, 2, 64, dtype=dtype, device=runner.device)
     assert al.attention(q, k, k, implementation=runner.implementation).shape == (0, 4, 64)
     batched = al.attention(q.view(2, 0, 4, 64), k.new_zeros(2, 5, 2, 64), k.new_zeros(2, 5, 2, 64))
     assert batched.shape == (2, 0, 4, 64)
@@ -112,7 +114,7 @@ def slot_of(batch: Batch, position: int) -> torch.Tensor:
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_decoding_step_by_step(runner, page, layout):
     """Each step appends one row by append_kv and decodes; the table carries its surplus pages all along."""
-    heads, longest = Heads.of(4, 2, 32), 3 * page + 1
+    heads, longest = runner.fit(Heads.of(4, 2, 32)), 3 * page + 1
     sequences = random_sequences([longest], [longest], heads)
     final = runner.place(sequences, Placement("table", page, layout))
     pool = runner.place(random_sequences([1], [longest], heads, seed=1), Placement("table", page, layout))

@@ -63,7 +63,7 @@ def pointers(attn: al.BatchAttention) -> dict[str, int]:
 
 def batches(runner, placement):
     return {
-        name: runner.place(random_sequences(*lengths, HEADS, seed=i), placement)
+        name: runner.place(random_sequences(*lengths, runner.like(HEADS), seed=i), placement)
         for i, (name, lengths) in enumerate(LENGTHS.items())
     }
 
@@ -107,7 +107,7 @@ def test_a_small_plan_after_a_large_one_on_one_workspace(runner):
 
 @pytest.mark.case(35)
 def test_beyond_the_maxima_plan_raises_and_writes_nothing(runner):
-    batch = runner.place(random_sequences([1, 2], [30, 40], HEADS), Placement("csr", 16))
+    batch = runner.place(random_sequences([1, 2], [30, 40], runner.like(HEADS)), Placement("csr", 16))
     attn = runner.for_batch(batch, max_batch_size=2, max_total_q=3, max_pages=5)
     attn.plan(batch.qo_indptr, batch.kv)
     before = attn._declared.buffers.buffer.clone()
@@ -116,7 +116,7 @@ def test_beyond_the_maxima_plan_raises_and_writes_nothing(runner):
         (([1, 3], [1, 3]), r"max_total_q: 3 was declared.*4 query rows"),
         (([1, 1], [40, 41]), r"max_pages: 5 was declared.*6 page-table entries"),
     ):
-        larger = runner.place(random_sequences(*lengths, HEADS), Placement("csr", 16))
+        larger = runner.place(random_sequences(*lengths, runner.like(HEADS)), Placement("csr", 16))
         with pytest.raises(al.errors.MaximumExceeded, match=message):
             attn.plan(larger.qo_indptr, larger.kv)
         with pytest.raises(al.errors.PlanRequired):
@@ -129,9 +129,9 @@ def test_beyond_the_maxima_plan_raises_and_writes_nothing(runner):
 @pytest.mark.case(35)
 def test_what_a_captured_launch_holds_fast_is_refused(runner):
     """Each change, and the name of it in the message; afterwards the first form still plans."""
-    batch = runner.place(random_sequences([1, 2], [30, 40], HEADS), Placement("csr", 16))
-    other = runner.place(random_sequences([1, 2], [30, 40], HEADS), Placement("csr", 8))
-    ragged = runner.place(random_sequences([1, 2], [30, 40], HEADS), Placement("ragged"))
+    batch = runner.place(random_sequences([1, 2], [30, 40], runner.like(HEADS)), Placement("csr", 16))
+    other = runner.place(random_sequences([1, 2], [30, 40], runner.like(HEADS)), Placement("csr", 8))
+    ragged = runner.place(random_sequences([1, 2], [30, 40], runner.like(HEADS)), Placement("ragged"))
     variant = al.variants.causal() & al.variants.sinks()
     attn = declared(runner, batch, variant=variant, page_size=None)
     [name] = variant.params
@@ -158,10 +158,10 @@ def test_what_a_captured_launch_holds_fast_is_refused(runner):
 def test_one_or_two_maxima_alone_are_refused(runner):
     for left_out in MAXIMA:
         with pytest.raises(al.errors.InvalidArgument, match=left_out):
-            runner.attention(HEADS, **{k: v for k, v in MAXIMA.items() if k != left_out})
+            runner.attention(runner.like(HEADS), **{k: v for k, v in MAXIMA.items() if k != left_out})
     for wrong in (0, -1, 2.5, True):
         with pytest.raises(al.errors.InvalidArgument, match="max_pages"):
-            runner.attention(HEADS, **{**MAXIMA, "max_pages": wrong})
+            runner.attention(runner.like(HEADS), **{**MAXIMA, "max_pages": wrong})
 
 
 @pytest.mark.case(35)
@@ -182,7 +182,7 @@ def test_operands_and_positions_have_buffers_too(runner):
     variant = al.Variant(logits_transform=transform, logits_mask=mask, params=declared_params)
     attn, seen = None, {}
     for turn, (qo, kv) in enumerate([([2, 5], [40, 5]), ([1], [90]), ([3, 1, 4, 1, 5, 9], [30, 1, 40, 1, 5, 200])]):
-        batch = runner.place(random_sequences(qo, kv, HEADS, seed=turn), Placement("csr", 16))
+        batch = runner.place(random_sequences(qo, kv, runner.like(HEADS), seed=turn), Placement("csr", 16))
         gain, reach = torch.linspace(0.2, 1.5, 4) * (turn + 1), 5 * turn - 2
         prefix = torch.arange(len(qo), dtype=torch.int32) * 3 + 10 * turn
         positions = Positions(torch.arange(sum(qo)) * 3 % 50, torch.arange(sum(kv)) * 7 % 60)
@@ -206,7 +206,7 @@ def test_an_operand_has_the_room_of_the_first_plan(runner):
     variant = al.variants.custom_mask()
     attn = None
     for qo, kv in (([3, 2], [9, 20]), ([1, 4], [5, 12]), ([2, 2], [10, 30])):
-        batch = runner.place(random_sequences(qo, kv, HEADS), Placement("csr", 16))
+        batch = runner.place(random_sequences(qo, kv, runner.like(HEADS)), Placement("csr", 16))
         attn = attn or declared(runner, batch, variant=variant)
         masks = [torch.rand(a, b) > 0.4 for a, b in zip(qo, kv, strict=True)]
         mask = torch.cat([m.reshape(-1) for m in masks])
@@ -221,7 +221,7 @@ def test_an_operand_has_the_room_of_the_first_plan(runner):
 @pytest.mark.case(35)
 def test_a_capture_asks_for_tensors_that_serve_every_plan(runner, launched, monkeypatch):
     """Under capture: rows for the largest plan, operands on the device, no plan; what lies past a plan is zero."""
-    batch = runner.place(random_sequences([1, 2], [30, 40], HEADS), Placement("csr", 16))
+    batch = runner.place(random_sequences([1, 2], [30, 40], runner.like(HEADS)), Placement("csr", 16))
     variant = al.variants.causal() & al.Variant(
         logits_transform=lambda logits, gain: logits * gain, params={"gain": 1.0}
     )
@@ -236,7 +236,7 @@ def test_a_capture_asks_for_tensors_that_serve_every_plan(runner, launched, monk
     under_capture[0] = True
     with pytest.raises(al.errors.PlanMismatch, match=r"q: got 3 rows while.*max_total_q = 80"):
         attn.run(batch.q, *batch.caches)
-    rows = torch.cat([batch.q, batch.q.new_zeros(77, 4, 32)])
+    rows = torch.cat([batch.q, batch.q.new_zeros(77, *batch.q.shape[1:])])
     with pytest.raises(al.errors.CaptureRefused, match=r"'gain' from the host"):
         attn.run(rows, *batch.caches, params={"gain": 2.0})
     with pytest.raises(al.errors.ShapeMismatch, match="80 rows"):
@@ -250,8 +250,8 @@ def test_a_capture_asks_for_tensors_that_serve_every_plan(runner, launched, monk
 def test_a_copy_has_buffers_of_its_own(runner):
     import copy
 
-    batch = runner.place(random_sequences([1, 2], [30, 40], HEADS), Placement("csr", 16))
-    other = runner.place(random_sequences([2, 1], [7, 300], HEADS, seed=1), Placement("csr", 16))
+    batch = runner.place(random_sequences([1, 2], [30, 40], runner.like(HEADS)), Placement("csr", 16))
+    other = runner.place(random_sequences([2, 1], [7, 300], runner.like(HEADS), seed=1), Placement("csr", 16))
     attn = declared(runner, batch)
     attn.plan(batch.qo_indptr, batch.kv)
     second = copy.copy(attn)
@@ -264,10 +264,10 @@ def test_a_copy_has_buffers_of_its_own(runner):
 
 def test_index_pointers_end_in_empty_entries(runner):
     """The merge kernel runs over the whole buffer: what lies past the list has no slots."""
-    batch = runner.place(random_sequences([1] * 4, [1000] * 4, HEADS), Placement("csr", 16))
+    batch = runner.place(random_sequences([1] * 4, [1000] * 4, runner.like(HEADS)), Placement("csr", 16))
     attn = declared(runner, batch, planner="algorithm1")
     for count in (4, 1):
-        few = runner.place(random_sequences([1] * count, [1000] * count, HEADS), Placement("csr", 16))
+        few = runner.place(random_sequences([1] * count, [1000] * count, runner.like(HEADS)), Placement("csr", 16))
         attn.plan(few.qo_indptr, few.kv, num_ctas=24)
         plan = attn.current_plan
         indptr = plan.whole.merges.indptr.cpu().numpy()

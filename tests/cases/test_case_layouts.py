@@ -32,7 +32,7 @@ KINDS = [
 def test_every_arrangement_of_k_and_v(runner, storage, layout, arrangement, dtype):
     if storage == "ragged" and arrangement == "packed":
         arrangement = "separate"
-    sequences = random_sequences(QO, KV, Heads.of(4, 2, 64, dtype))
+    sequences = random_sequences(QO, KV, runner.like(Heads.of(4, 2, 64, dtype)))
     plain = runner.place(sequences, Placement(storage, 5))
     strided = runner.place(sequences, Placement(storage, 5, layout, arrangement))
     results = (check(runner, batch, causal(), num_ctas=sized(NUM_CTAS, (7,))) for batch in (plain, strided))
@@ -45,7 +45,8 @@ def test_every_arrangement_of_k_and_v(runner, storage, layout, arrangement, dtyp
 @pytest.mark.parametrize("arrangement", ["separate", "interleaved", "padded", "mixed"])
 def test_k_and_v_of_different_widths(runner, arrangement):
     for heads in (Heads(8, 1, 192, 128), Heads(4, 2, 64, 32), Heads(4, 2, 32, 128, torch.float32)):
-        batch = runner.place(random_sequences(QO, KV, heads), Placement("csr", 16, "HND", arrangement))
+        sequences = random_sequences(QO, KV, runner.like(heads))
+        batch = runner.place(sequences, Placement("csr", 16, "HND", arrangement))
         check(runner, batch, causal())
 
 
@@ -201,6 +202,7 @@ def test_page_order_and_sharing_do_not_change_a_bit(runner, storage, dtype):
 @pytest.mark.parametrize("page", [1, 2, 3, 5, 16, 24, 64, 128, 256, 512, 1024])
 def test_every_page_size_and_length(runner, page):
     lengths = sized([1, 2, 15, 17, 127, 129, 1023, 1025, 8192], [1, 15, 17, 31, 33, 129])
-    sequences = random_sequences([1] * (len(lengths) - 1) + [2], lengths, Heads.of(2, 1, 32, torch.float16), seed=4)
+    heads = runner.fit(Heads.of(2, 1, 32, torch.float16))
+    sequences = random_sequences([1] * (len(lengths) - 1) + [2], lengths, heads, seed=4)
     batch = runner.place(sequences, Placement("table" if page % 2 else "csr", page))
     check(runner, batch, causal(), num_ctas=(7,))

@@ -137,7 +137,8 @@ def state_of(runner, batch, variant=None):
 @pytest.mark.parametrize(("parts", "qo"), [(2, 1), (3, 5), (7, 1)])
 def test_parts_of_the_keys_merge_to_the_whole(runner, parts, qo, dtype):
     """Also what ranks of a context-parallel group hold, the first with no key at all."""
-    sequences = random_sequences([qo], [sized(4096, 150)], Heads(4, 2, 64, 32, dtype))
+    heads = runner.fit(Heads(4, 2, 64, 32, dtype))
+    sequences = random_sequences([qo], [sized(4096, 150)], heads)
     pieces = [sequences, *parts_of(sequences, parts)]
     pieces[0] = Sequences(sequences.heads, sequences.q, (sequences.k[0][:0],), (sequences.v[0][:0],))
     outs, lses = zip(*(state_of(runner, runner.place(p, Placement("csr", 16))) for p in pieces), strict=True)
@@ -208,7 +209,7 @@ def test_sigmoid_states_add_and_do_not_merge(runner):
 @pytest.mark.case("62a")
 def test_merge_pair_equals_finish_of_a_single_call(runner):
     """A pair given to `attention` in one call: the lse there is the same natural log."""
-    sequences = random_sequences([4], [50], Heads.of(4, 2, 64, torch.float32))
+    sequences = random_sequences([4], [50], runner.like(Heads.of(4, 2, 64, torch.float32)))
     batch = runner.place(sequences, Placement("ragged"))
     q, (k, v) = batch.q.to(runner.device), batch.caches
     out, lse = al.attention(

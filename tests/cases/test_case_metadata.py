@@ -77,7 +77,9 @@ def index_device(request, runner):
 @pytest.mark.parametrize("form", ACCEPTED)
 @pytest.mark.parametrize(("storage", "name"), TARGETS)
 def test_index_tensors_are_converted(runner, index_device, storage, name, form):
-    batch = runner.place(random_sequences(QO, KV, Heads.of(4, 2, 32)), Placement(storage, index_device=index_device))
+    batch = runner.place(
+        random_sequences(QO, KV, runner.fit(Heads.of(4, 2, 32))), Placement(storage, index_device=index_device)
+    )
     arrays = arrays_of(batch)
     arrays[name] = ACCEPTED[form](arrays[name])
     attn = runner.for_batch(batch, variant=al.variants.causal())
@@ -89,7 +91,9 @@ def test_index_tensors_are_converted(runner, index_device, storage, name, form):
 @pytest.mark.parametrize("form", REFUSED)
 @pytest.mark.parametrize(("storage", "name"), TARGETS)
 def test_other_index_tensors_are_refused_by_name(*, runner, index_device, launches, storage, name, form):
-    batch = runner.place(random_sequences(QO, KV, Heads.of(4, 2, 32)), Placement(storage, index_device=index_device))
+    batch = runner.place(
+        random_sequences(QO, KV, runner.fit(Heads.of(4, 2, 32))), Placement(storage, index_device=index_device)
+    )
     arrays = arrays_of(batch)
     wrong = arrays[name] = REFUSED[form](arrays[name])
     attn = runner.for_batch(batch)
@@ -134,7 +138,7 @@ BROKEN = {
 @pytest.mark.parametrize("what", BROKEN)
 def test_inconsistent_metadata_is_refused_before_anything_happens(runner, launches, dirty_workspaces, what):
     storage, name, change, message = BROKEN[what]
-    batch = runner.place(random_sequences(QO, KV, Heads.of(4, 2, 32)), Placement(storage))
+    batch = runner.place(random_sequences(QO, KV, runner.fit(Heads.of(4, 2, 32))), Placement(storage))
     arrays = arrays_of(batch)
     arrays[name] = change(arrays[name])
     attn = runner.for_batch(batch)
@@ -153,7 +157,7 @@ def test_inconsistent_metadata_is_refused_before_anything_happens(runner, launch
 @pytest.mark.parametrize("storage", ["csr", "table"])
 @pytest.mark.parametrize("wrong", ["beyond", "negative"])
 def test_page_ids_outside_the_pool(runner, launches, storage, wrong):
-    batch = runner.place(random_sequences([1], [40], Heads.of(4, 2, 32)), Placement(storage))
+    batch = runner.place(random_sequences([1], [40], runner.fit(Heads.of(4, 2, 32))), Placement(storage))
     arrays = arrays_of(batch)
     num_pages = batch.pool.k_nhd.shape[0]
     table = arrays["kv_indices" if storage == "csr" else "block_table"]
@@ -178,7 +182,7 @@ def test_page_ids_on_the_device_lead_into_the_pool(runner, storage, wrong):
     """Not validated, they are clamped: the other request is right, and nothing outside the pool is read."""
     if runner.device == "cpu":
         pytest.skip("no CUDA device")
-    sequences = random_sequences([1, 3], [40, 70], Heads.of(4, 2, 32))
+    sequences = random_sequences([1, 3], [40, 70], runner.fit(Heads.of(4, 2, 32)))
     batch = runner.place(sequences, Placement(storage, poison="zero", index_device=runner.device))
     expected = expect(batch, oracle.causal())
     arrays = arrays_of(batch)
@@ -196,7 +200,7 @@ def test_page_ids_on_the_device_lead_into_the_pool(runner, storage, wrong):
 @pytest.mark.parametrize("wrong", [2**32, 2**40 + 1, -(2**32)])
 def test_int64_page_ids_beyond_int32_do_not_wrap(runner, launches, storage, wrong):
     """Taken modulo 2**32 they would be pages of the pool."""
-    batch = runner.place(random_sequences([1], [40], Heads.of(4, 2, 32)), Placement(storage))
+    batch = runner.place(random_sequences([1], [40], runner.fit(Heads.of(4, 2, 32))), Placement(storage))
     arrays = arrays_of(batch)
     name = "kv_indices" if storage == "csr" else "block_table"
     arrays[name] = arrays[name].long()
@@ -217,7 +221,7 @@ def test_int64_page_ids_beyond_int32_do_not_wrap(runner, launches, storage, wron
     "wrong", [[[0, 1], [2]], torch.tensor([0, 1]).to("meta"), torch.tensor([0, 1]).to_sparse()], ids=str
 )
 def test_index_arrays_without_numbers_are_refused(runner, wrong):
-    attn = runner.attention(Heads.of(4, 2, 32), page_size=None)
+    attn = runner.attention(runner.fit(Heads.of(4, 2, 32)), page_size=None)
     for name, kv in (("kv_indptr", al.RaggedKV(wrong)), ("kv_indices", al.PagedKV([0, 1], wrong, [1], 4))):
         with pytest.raises(al.errors.InvalidMetadata, match=name):
             attn.plan([0, 1], kv)
@@ -229,7 +233,7 @@ def test_index_arrays_without_numbers_are_refused(runner, wrong):
 
 @pytest.mark.case(26)
 def test_the_environment_can_ask_for_validation(runner, monkeypatch):
-    batch = runner.place(random_sequences([1], [40], Heads.of(4, 2, 32)), Placement())
+    batch = runner.place(random_sequences([1], [40], runner.fit(Heads.of(4, 2, 32))), Placement())
     batch.kv.kv_indices[1] = -1
     attn = runner.for_batch(batch)
     attn.plan(batch.qo_indptr, batch.kv)
@@ -244,7 +248,7 @@ def test_the_environment_can_ask_for_validation(runner, monkeypatch):
 
 @pytest.mark.case(26)
 def test_a_ragged_cache_shorter_than_its_lengths(runner, launches):
-    batch = runner.place(random_sequences([1, 1], [30, 40], Heads.of(4, 2, 32)), Placement("ragged"))
+    batch = runner.place(random_sequences([1, 1], [30, 40], runner.fit(Heads.of(4, 2, 32))), Placement("ragged"))
     attn = runner.for_batch(batch)
     attn.plan(batch.qo_indptr, batch.kv)
     with pytest.raises(al.errors.AttnLoomError, match=r"69 rows.*70"):
@@ -256,7 +260,7 @@ def test_a_ragged_cache_shorter_than_its_lengths(runner, launches):
 @each_dtype
 @pytest.mark.parametrize("form", ["int64", "int32_strided", "list"])
 def test_positions_are_converted_too(runner, form, dtype):
-    batch = runner.place(random_sequences([3, 1], [9, 40], Heads.of(4, 2, 32, dtype)), Placement())
+    batch = runner.place(random_sequences([3, 1], [9, 40], runner.fit(Heads.of(4, 2, 32, dtype))), Placement())
     q_pos, kv_pos = torch.tensor([4, 3, 8, 30], dtype=torch.int32), torch.arange(49, dtype=torch.int32) % 40
     attn = runner.for_batch(batch, variant=al.variants.causal())
     attn.plan(batch.qo_indptr, batch.kv, q_pos=ACCEPTED[form](q_pos), kv_pos=ACCEPTED[form](kv_pos))

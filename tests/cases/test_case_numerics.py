@@ -10,7 +10,7 @@ from interpreted import sized
 from oracle import Functors
 
 import attnloom as al
-from attnloom.testing.inputs import Heads, Placement, Sequences, random_sequences
+from attnloom.testing.inputs import Batch, Heads, Placement, Sequences, random_sequences
 from attnloom.testing.tolerance import State, output_bound
 
 WIDE = Heads.of(16, 1, 128)
@@ -29,6 +29,13 @@ def equal_logits(level: float, kv: int, dtype: torch.dtype, qo: int = 1) -> tupl
 def rounding_of_weights(lse: float) -> float:
     """Relative error of the weights by which parts of a cut row meet: their lse are float32 numbers of this size."""
     return torch.finfo(torch.float32).eps * abs(lse)
+
+
+def cuts(runner: Runner, batch: Batch, num_ctas: int, variant: al.Variant | None = None) -> bool:
+    """Whether a plan for so many workers cuts rows into parts; a worker may be several CTAs, so even one may cut."""
+    attn = runner.for_batch(batch, variant=variant)
+    attn.plan(batch.qo_indptr, batch.kv, num_ctas=num_ctas)
+    return attn.current_plan.merges.entries.shape[0] > 0
 
 
 def widened(expected: Expected, slack: float) -> Expected:
@@ -54,7 +61,7 @@ def test_very_negative_logits_are_ordinary(*, runner, level, storage, qo, kv, dt
     expected = expect(batch, Functors())
     meeting = rounding_of_weights(wanted) * float(sequences.v[0].abs().max())
     for num_ctas in NUM_CTAS:
-        slack = meeting if num_ctas > 1 else 0.0  # one worker cuts nothing
+        slack = meeting if cuts(runner, batch, num_ctas) else 0.0
         [(out, lse)] = check(runner, batch, num_ctas=(num_ctas,), expected=widened(expected, slack))
         bound = 2 * torch.finfo(dtype).eps * mean.abs().max() + 1e-6 + slack
         assert (out.cpu().double() - mean).abs().max() <= bound
@@ -78,9 +85,9 @@ def test_the_least_negative_key_wins(runner, level, kv, dtype):
 @each_dtype
 @each_placement
 def test_causal_rows_before_the_first_key(runner, placement, dtype):
-    sequences = random_sequences([37, 129, 128], [5, 1, 0], Heads.of(4, 2, 32, dtype))
+    sequences = random_sequences([37, 129, 128], [5, 1, 0], runner.fit(Heads.of(4, 2, 32, dtype)))
     if placement.arrangement == "mixed":  # and no group
-        sequences = random_sequences([37, 129, 128], [5, 1, 0], Heads.of(2, 2, 32, dtype))
+        sequences = random_sequences([37, 129, 128], [5, 1, 0], runner.fit(Heads.of(2, 2, 32, dtype)))
     batch = runner.place(sequences, placement)
     group = sequences.heads.num_qo // 2
     for out, lse in check(runner, batch, Pair(al.variants.causal(), oracle.causal())):
@@ -93,7 +100,7 @@ def test_causal_rows_before_the_first_key(runner, placement, dtype):
 @pytest.mark.case(3)
 @pytest.mark.parametrize("storage", ["ragged", "csr"])
 def test_one_key_each_and_many_rows(runner, storage):
-    batch = runner.place(random_sequences([76, 34, 146], [1, 1, 1], Heads.of(4, 2, 32)), Placement(storage))
+    batch = runner.place(random_sequences([76, 34, 146], [1, 1, 1], runner.fit(Heads.of(4, 2, 32))), Placement(storage))
     for out, lse in check(runner, batch, Pair(al.variants.causal(), oracle.causal())):
         last = torch.zeros(256, dtype=torch.bool)
         last[[75, 109, 255]] = True
@@ -118,7 +125,7 @@ def test_soft_cap_saturates(runner, cap, logit, dtype):
     expected = expect(batch, pair.functors)
     meeting = rounding_of_weights(wanted) * float(mean.abs().max())  # of parts whose means are as large
     for num_ctas in NUM_CTAS:
-        slack = meeting if num_ctas > 1 else 0.0
+        slack = meeting if cuts(runner, batch, num_ctas, pair.variant) else 0.0
         [(out, lse)] = check(runner, batch, pair, num_ctas=(num_ctas,), expected=widened(expected, slack))
         assert (out.cpu().double() - mean).abs().max() <= 2 * torch.finfo(dtype).eps * mean.abs().max() + 1e-6
         assert (lse.cpu() - wanted).abs().max() <= 1e-4
@@ -140,7 +147,7 @@ def test_soft_cap_of_zero_is_off_and_nonsense_is_refused(runner):
     [(64, 125, torch.float16), (2048, 1, torch.float16)],  # it truncates where a GPU rounds to bf16
 ))  # fmt: skip
 def test_rounded_weights_bring_no_bias(runner, kv, qo, dtype):
-    heads = Heads.of(8, 1, 32, dtype)
+    heads = runner.fit(Heads.of(8, 1, 32, dtype))
     sequences = random_sequences([qo], [kv], heads)
     v = (sequences.v[0].float() * 0.5 + 1).to(dtype)  # a mean to be biased
     batch = runner.place(Sequences(heads, sequences.q, sequences.k, (v,)), Placement(page_size=64))
@@ -190,11 +197,13 @@ def test_scales_that_are_no_number_are_refused(runner: Runner, scale):
 @pytest.mark.case(10)
 def test_masking_follows_scaling(runner):
     """A negative scale must not turn masked keys into the largest."""
-    sequences, _ = equal_logits(-1e4, 40, torch.float32, qo=4)
+    dtype = runner.dtype(torch.float32)
+    sequences, _ = equal_logits(-1e4, 40, dtype, qo=4)
     batch = runner.place(sequences, Placement())
     attn = runner.for_batch(batch, variant=al.variants.causal(), sm_scale=-1.0)
     attn.plan(batch.qo_indptr, batch.kv)
     out, _ = run(attn, batch)
     for row in range(4):
-        mean = sequences.v[0][: 37 + row].mean(0).expand(16, 128)
-        torch.testing.assert_close(out[row].cpu(), mean, atol=1e-5, rtol=1e-5)
+        mean = sequences.v[0][: 37 + row].double().mean(0).expand(16, 128)
+        bound = max(1e-5, torch.finfo(dtype).eps)
+        torch.testing.assert_close(out[row].cpu().double(), mean, atol=bound, rtol=bound)

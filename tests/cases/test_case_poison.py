@@ -17,7 +17,7 @@ MIXED_QO, MIXED_KV = sized(([1, 20, 1, 96, 3], [13, 64, 96, 96, 130]), ([1, 10, 
 @pytest.mark.case(11)
 @crossed("variant", ["causal", "user", "sigmoid"])
 def test_unowned_slots_may_hold_anything(runner, placement, dtype, variant):
-    sequences = random_sequences(MIXED_QO, MIXED_KV, Heads.of(4, 2, 32, dtype))
+    sequences = random_sequences(MIXED_QO, MIXED_KV, runner.like(Heads.of(4, 2, 32, dtype)))
     pair = runner.pair(variant, sequences)
     results = {}
     for kind in ("zero", "nan", "inf", "huge"):
@@ -49,7 +49,7 @@ def test_pages_wholly_outside_the_window_may_hold_anything(runner, first, page, 
     """Keys before the window of the request's first row are poisoned, to the page; the `first` ones are visible."""
     qo, kv = sized(([1, 4, 150, 1], [150, 333, 400, 70]), ([1, 4, 30, 1], [150, 90, 100, 70]))
     left = 37
-    batch = runner.place(random_sequences(qo, kv, Heads.of(4, 2, 32, dtype)), Placement(page_size=page))
+    batch = runner.place(random_sequences(qo, kv, runner.fit(Heads.of(4, 2, 32, dtype))), Placement(page_size=page))
 
     def mask(q_pos, kv_pos):
         return (kv_pos <= q_pos) & ((kv_pos >= q_pos - left) | (kv_pos < first))
@@ -88,6 +88,7 @@ def test_rows_past_the_last_request(runner, placement, dtype):
 @pytest.mark.case(14)
 @crossed("qo", [1, 3, sized(40, 10)])
 def test_zero_queries_give_the_mean_of_the_values(runner, placement, dtype, qo):
+    dtype = runner.dtype(dtype)
     lengths = sized([1, 63, 64, 65, 127, 129, 255, 257, 300], [1, 31, 32, 33, 63, 65, 97])
     sequences = random_sequences([qo] * len(lengths), lengths, Heads.of(8, 2, 128, dtype))
     for q in sequences.q:

@@ -29,7 +29,7 @@ def covering() -> list[tuple[int, int, int, torch.dtype]]:
 @pytest.mark.parametrize(("ratio", "qk", "vo", "dtype"), covering())
 def test_head_ratios_and_dims(runner, ratio, qk, vo, dtype):
     """All query lengths in one batch; the placement follows the combination."""
-    heads = Heads(ratio * (1 if ratio > 8 else 2), 1 if ratio > 8 else 2, qk, vo, dtype)
+    heads = Heads(ratio * (1 if ratio > 8 else 2), 1 if ratio > 8 else 2, qk, vo, runner.dtype(dtype))
     qo = list(QO if ratio * qk <= 2048 else QO[:5])
     kv = sized([65, 40, 300, 16, 130, 64], [33, 40, 70, 16, 50, 64])
     sequences = random_sequences(qo, kv[: len(qo)], heads)

@@ -5,7 +5,7 @@ import inspect
 import oracle
 import pytest
 import torch
-from harness import NUM_CTAS, Pair, Positions, check, crossed, each_dtype, expect, requests_of
+from harness import NUM_CTAS, Pair, Positions, check, crossed, default_scale, each_dtype, expect, requests_of
 from interpreted import sized
 from oracle import Functors
 from variant_pairs import VARIANTS, flat, random_masks
@@ -21,7 +21,7 @@ QO, KV = sized(([1, 40, 3, 1, 130], [300, 40, 17, 64, 333]), ([1, 10, 3, 1, 20],
 @crossed("name", list(VARIANTS))
 def test_every_variant_everywhere(runner, placement, dtype, name):
     heads = Heads.of(6, 2, 32, dtype) if placement.page_size == 5 else Heads.of(4, 1, 64, dtype)
-    sequences = random_sequences(QO, KV, heads)
+    sequences = random_sequences(QO, KV, runner.like(heads))
     check(runner, runner.place(sequences, placement.but(q_padding=2)), runner.pair(name, sequences))
 
 
@@ -29,7 +29,7 @@ def test_every_variant_everywhere(runner, placement, dtype, name):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_as_the_user_would_write_it(runner, name):
     """The oracle's own functions, given to al.Variant as they are."""
-    sequences = random_sequences(QO, KV, Heads.of(4, 2, 32, torch.float32))
+    sequences = random_sequences(QO, KV, runner.like(Heads.of(4, 2, 32, torch.float32)))
     functors = runner.pair(name, sequences).functors
     here = functors.given(**moved(functors.params, runner.device))  # once: one name is one tensor
     variant = al.Variant(use_softmax=functors.use_softmax, params=used(here, ()))
@@ -66,9 +66,9 @@ def moved(params: dict, device: str) -> dict:
 def test_one_hot_values_read_back_each_weight_once(runner, splits):
     """V[j] = one-hot(j): out is the row of weights, so a key counted twice or lost would show."""
     kv = sized(256, 128)
-    heads = Heads(8, 2, 64, kv, torch.float32)
+    heads = runner.like(Heads(8, 2, 64, kv, torch.float32))
     base = random_sequences([1, 9], [kv, kv], heads)
-    one_hot = torch.eye(kv)[:, None].expand(kv, 2, kv).contiguous()
+    one_hot = torch.eye(kv, dtype=heads.dtype)[:, None].expand(kv, 2, kv).contiguous()
     sequences = Sequences(heads, base.q, base.k, (one_hot, one_hot))
     batch = runner.place(sequences, Placement("table", 5))
     pair = runner.pair("user", sequences)
@@ -83,14 +83,14 @@ def test_one_hot_values_read_back_each_weight_once(runner, splits):
 @each_dtype
 def test_the_reference_dumps_the_logits_of_a_run(runner, launched, dtype):
     """For debugging: after transform and mask, per request, on the plan and tensors of a real launch."""
-    sequences = random_sequences(QO, KV, Heads.of(4, 2, 32, dtype))
+    sequences = random_sequences(QO, KV, runner.fit(Heads.of(4, 2, 32, dtype)))
     pair = runner.pair("cap_alibi", sequences)
     batch = runner.place(sequences, Placement("table", 5))
     check(runner, batch, pair, num_ctas=(7,))
     [(plan, tensors)] = launched
     dumped = ReferenceImplementation().dump_logits(plan, tensors)
     for given, request in zip(dumped, requests_of(batch), strict=True):
-        wanted = oracle.logits(request, pair.functors, 32**-0.5)
+        wanted = oracle.logits(request, pair.functors, default_scale(batch))
         seen = oracle.visible(request, pair.functors)
         assert torch.equal(torch.isneginf(given.cpu()), ~seen)
         torch.testing.assert_close(given.cpu()[seen].double(), wanted[seen], atol=1e-4, rtol=1e-5)
@@ -98,7 +98,7 @@ def test_the_reference_dumps_the_logits_of_a_run(runner, launched, dtype):
 
 @pytest.mark.case(53)
 def test_operands_given_at_plan_and_at_run(runner):
-    sequences = random_sequences(QO, KV, Heads.of(4, 2, 32))
+    sequences = random_sequences(QO, KV, runner.fit(Heads.of(4, 2, 32)))
     whole = runner.pair("user", sequences)
     operands = whole.functors.params
 
@@ -124,7 +124,7 @@ def test_operands_given_at_plan_and_at_run(runner):
 @pytest.mark.parametrize("name", ["window", "cap_alibi", "prefix_lm", "user"])
 def test_positions_given_at_plan(runner, name, dtype):
     """Masks and transforms see them; document-style resets, holes and jumps included."""
-    sequences = random_sequences(QO, KV, Heads.of(4, 2, 32, dtype))
+    sequences = random_sequences(QO, KV, runner.fit(Heads.of(4, 2, 32, dtype)))
     generator = torch.Generator().manual_seed(11)
     q_pos = torch.randint(0, 300, (sum(QO),), generator=generator)
     kv_pos = torch.randint(0, 300, (sum(KV),), generator=generator)
@@ -135,7 +135,7 @@ def test_positions_given_at_plan(runner, name, dtype):
 
 @pytest.mark.case(53)
 def test_masks_combine(runner):
-    sequences = random_sequences(QO, KV, Heads.of(4, 2, 32))
+    sequences = random_sequences(QO, KV, runner.fit(Heads.of(4, 2, 32)))
     batch = runner.place(sequences, Placement())
     window, causal = al.variants.sliding_window(20), al.variants.causal()
 
@@ -166,9 +166,9 @@ LEFTS = sized([None, 0, 1, 15, 16, 17, 333, 399, 400, 4000], [None, 0, 1, 15, 16
 @pytest.mark.parametrize("left", LEFTS)
 def test_window_edges_by_their_visible_sets(runner, left, causal):
     """q = 0: the lse is ln(count) of visible keys, and out counts each block of 8 keys by one-hot values."""
-    heads = Heads(2, 1, 16, 256, torch.float32)
+    heads = runner.like(Heads(2, 1, 16, 256, torch.float32))
     base = random_sequences(WINDOW_QO, WINDOW_KV, heads)
-    blocks = [torch.nn.functional.one_hot(torch.arange(n) // 8, 256).float()[:, None] for n in WINDOW_KV]
+    blocks = [torch.nn.functional.one_hot(torch.arange(n) // 8, 256).to(heads.dtype)[:, None] for n in WINDOW_KV]
     sequences = Sequences(heads, tuple(torch.zeros_like(q) for q in base.q), base.k, tuple(blocks))
     batch = runner.place(sequences, Placement("csr", 16))
     pair = Pair(al.variants.sliding_window(left), oracle.sliding_window(left))
@@ -177,10 +177,10 @@ def test_window_edges_by_their_visible_sets(runner, left, causal):
     results = check(runner, batch, pair, num_ctas=sized((1, 8, 132), (1, 8)))  # splits forced
     for i, request in enumerate(requests_of(batch)):
         seen = oracle.visible(request, pair.functors).transpose(0, 1)
-        count, per_block, rows = seen.sum(-1), seen.float() @ blocks[i][:, 0], batch.rows(i)
+        count, per_block, rows = seen.sum(-1), seen.float() @ blocks[i][:, 0].float(), batch.rows(i)
         for out, lse in results:
             assert torch.equal(lse[rows].cpu().exp().round().long(), count)
-            assert torch.equal((out[rows].cpu() * count[..., None]).round(), per_block)
+            assert torch.equal((out[rows].cpu().float() * count[..., None]).round(), per_block)
 
 
 @pytest.mark.case(54)
@@ -188,7 +188,7 @@ def test_window_edges_by_their_visible_sets(runner, left, causal):
 def test_windows_at_the_length_and_decode_far_out(runner, dtype):
     longest = sized(4096, 150)
     kv = [longest, sized(1000, 90), 17]
-    sequences = random_sequences([1, 1, 1], kv, Heads.of(4, 2, 32, dtype))
+    sequences = random_sequences([1, 1, 1], kv, runner.fit(Heads.of(4, 2, 32, dtype)))
     batch = runner.place(sequences, Placement())
     for left in (0, 16, sized(511, 63), longest - 1, longest):
         pair = Pair(
@@ -218,7 +218,7 @@ def packed(masks: list[torch.Tensor]) -> torch.Tensor:
 def test_packed_and_dense_masks_are_the_same_bitwise(runner, seed, placement, dtype):
     lengths = ([3, 7, 1, 37], [5, 9, 1, 54])
     lengths = sized(tuple([*n, 200] for n in lengths), lengths)
-    sequences = random_sequences(*lengths, Heads.of(4, 2, 32, dtype))
+    sequences = random_sequences(*lengths, runner.like(Heads.of(4, 2, 32, dtype)))
     masks = random_masks(sequences, seed)
     batch = runner.place(sequences, placement)
     bits = packed(masks).to(runner.device)
@@ -240,7 +240,7 @@ def test_packed_and_dense_masks_are_the_same_bitwise(runner, seed, placement, dt
 @pytest.mark.case(57)
 @pytest.mark.parametrize(("qo", "kv"), [(10, 15), (20, 11), (10, 25)])
 def test_a_mask_of_another_size_is_refused(runner, launches, qo, kv):
-    batch = runner.place(random_sequences([10], [20], Heads.of(4, 2, 32)), Placement())
+    batch = runner.place(random_sequences([10], [20], runner.fit(Heads.of(4, 2, 32))), Placement())
     mask = torch.ones(qo * kv, dtype=torch.bool, device=runner.device)
     bits = torch.ones(-(-qo * kv // 8), dtype=torch.uint8, device=runner.device)
     for variant, params in ((al.variants.custom_mask, {"mask": mask}), (al.variants.packed_mask, {"bits": bits})):
@@ -268,7 +268,7 @@ def test_a_mask_of_another_size_is_refused(runner, launches, qo, kv):
 def test_all_of_the_prefix_and_a_small_tree(runner, dtype):
     """qo * qo bits a request, however long the prefix."""
     qo, kv = [4, 1, 13], [sized(700, 100), 30, 13]
-    sequences = random_sequences(qo, kv, Heads.of(4, 2, 32, dtype))
+    sequences = random_sequences(qo, kv, runner.fit(Heads.of(4, 2, 32, dtype)))
     generator = torch.Generator().manual_seed(2)
     trees = [(torch.rand(n, n, generator=generator) < 0.5) | torch.eye(n, dtype=torch.bool) for n in qo]
     masks = [torch.cat([torch.ones(n, m - n, dtype=torch.bool), t], 1) for n, m, t in zip(qo, kv, trees, strict=True)]
@@ -293,7 +293,7 @@ def test_all_of_the_prefix_and_a_small_tree(runner, dtype):
 def test_sinks(runner, placement, dtype, with_):
     """One logit a head, counted once however the keys are split; kv = 0 included."""
     lengths = sized(([1, 30, 2, 1, 40], [700, 30, 0, 5, 333]), ([1, 10, 2, 1, 20], [200, 10, 0, 5, 90]))
-    sequences = random_sequences(*lengths, Heads.of(4, 2, 32, dtype))
+    sequences = random_sequences(*lengths, runner.like(Heads.of(4, 2, 32, dtype)))
     values = torch.tensor([-20.0, 0.0, 2.0, 30.0])
 
     until = sized(420, 140)
@@ -317,7 +317,7 @@ def test_sinks(runner, placement, dtype, with_):
 @pytest.mark.case(58)
 def test_the_first_tokens_always_visible_is_still_causal(runner):
     lengths = sized([50, 300], [20, 60])
-    sequences = random_sequences(lengths, lengths, Heads.of(4, 2, 32))
+    sequences = random_sequences(lengths, lengths, runner.fit(Heads.of(4, 2, 32)))
 
     def mask(q_pos, kv_pos):
         return (kv_pos <= q_pos) & ((kv_pos < 4) | (kv_pos >= q_pos - 16))

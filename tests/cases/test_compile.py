@@ -22,8 +22,12 @@ HEADS = Heads.of(4, 2, 32, torch.float32)
 LENGTHS = (([1, 6], [30, 7]), ([1, 8, 2], [64, 8, 130]), ([40], [40]))
 
 
+def another(dtype: torch.dtype) -> torch.dtype:
+    return torch.bfloat16 if dtype == torch.float16 else torch.float16
+
+
 def engines(runner, count: int, variant: al.Variant) -> list[al.BatchAttention]:
-    return [runner.attention(HEADS, page_size=16, variant=variant) for _ in range(count)]
+    return [runner.attention(runner.like(HEADS), page_size=16, variant=variant) for _ in range(count)]
 
 
 def test_twelve_objects_and_three_plans_are_one_graph(runner):
@@ -38,14 +42,14 @@ def test_twelve_objects_and_three_plans_are_one_graph(runner):
 
     compiled = torch.compile(layer, fullgraph=True, dynamic=True)
     for qo, kv in LENGTHS:
-        sequences = random_sequences(qo, kv, HEADS)
+        sequences = random_sequences(qo, kv, runner.like(HEADS))
         batch = runner.place(sequences, Placement())
         for attn in objects:
             attn.plan(batch.qo_indptr, batch.kv)
             with torch.no_grad():
                 given = compiled(attn, batch.q, *batch.caches)
             assert torch.equal(given, layer(attn, batch.q, *batch.caches))
-        doubled = Sequences(HEADS, tuple(q * 2 for q in sequences.q), sequences.k, sequences.v)
+        doubled = Sequences(sequences.heads, tuple(q * 2 for q in sequences.q), sequences.k, sequences.v)
         compare(batch, given / 2, None, expect(runner.place(doubled, Placement()), oracle.causal()))
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["recompiles"]
@@ -89,7 +93,7 @@ def test_engines_inside_modules_are_one_graph_too(runner, scope):
     options = {"fullgraph": True, "dynamic": True, "backend": "aot_eager"}
     compiled = torch.compile(forward, **options) if scope == "the model" else forward
     for qo, kv in LENGTHS:
-        batch = runner.place(random_sequences(qo, kv, HEADS), Placement())
+        batch = runner.place(random_sequences(qo, kv, runner.like(HEADS)), Placement())
         for layer in layers:
             layer.attn.plan(batch.qo_indptr, batch.kv)
         wanted = forward(batch.q, *batch.caches)
@@ -107,8 +111,8 @@ def test_engines_inside_modules_are_one_graph_too(runner, scope):
 def test_operands_lse_and_states_pass_through_a_graph(runner):
     """params at run, return_lse, return_state, out=: equal to eager."""
     torch._dynamo.reset()
-    attn = runner.attention(HEADS, page_size=16, variant=al.variants.causal() & al.variants.sinks())
-    batch = runner.place(random_sequences([1, 5, 2], [64, 5, 130], HEADS), Placement())
+    attn = runner.attention(runner.like(HEADS), page_size=16, variant=al.variants.causal() & al.variants.sinks())
+    batch = runner.place(random_sequences([1, 5, 2], [64, 5, 130], runner.like(HEADS)), Placement())
     [name] = attn.variant.params
     attn.plan(batch.qo_indptr, batch.kv)
 
@@ -133,7 +137,7 @@ def test_operands_lse_and_states_pass_through_a_graph(runner):
 @pytest.mark.case(61)
 def test_scales_of_an_fp8_cache(runner):
     """Numbers and tensors; a tensor's new value needs no other graph."""
-    heads = dataclasses.replace(HEADS, dtype=torch.float16, kv_dtype=torch.float8_e4m3fn)
+    heads = dataclasses.replace(runner.fit(HEADS), dtype=torch.float16, kv_dtype=torch.float8_e4m3fn)
     batch = runner.place(random_sequences([3, 1], [9, 40], heads), Placement())
     attn = runner.for_batch(batch)
     attn.plan(batch.qo_indptr, batch.kv)
@@ -153,7 +157,7 @@ def test_scales_of_an_fp8_cache(runner):
 
 def test_the_fake_kernel_agrees_with_the_real_one(runner):
     """Shapes, strides and dtypes, for every kind of result."""
-    heads = Heads(4, 2, 64, 32)
+    heads = runner.fit(Heads(4, 2, 64, 32))
     batch = runner.place(random_sequences([3, 1], [9, 40], heads), Placement(q_padding=2))
     attn = runner.for_batch(batch)
     attn.plan(batch.qo_indptr, batch.kv)
@@ -168,7 +172,7 @@ def test_the_fake_kernel_agrees_with_the_real_one(runner):
 
 
 def test_eager_calls_bypass_the_operator(runner, monkeypatch):
-    batch = runner.place(random_sequences([3, 1], [9, 40], HEADS), Placement())
+    batch = runner.place(random_sequences([3, 1], [9, 40], runner.like(HEADS)), Placement())
     attn = runner.for_batch(batch)
     attn.plan(batch.qo_indptr, batch.kv)
 
@@ -184,14 +188,14 @@ def test_eager_calls_bypass_the_operator(runner, monkeypatch):
 @pytest.mark.parametrize("wrong", ["rows", "dtype"])
 def test_errors_reach_the_caller_of_a_graph(runner, wrong):
     torch._dynamo.reset()
-    batch = runner.place(random_sequences([3, 1], [9, 40], HEADS), Placement())
+    batch = runner.place(random_sequences([3, 1], [9, 40], runner.like(HEADS)), Placement())
     attn = runner.for_batch(batch)
     attn.plan(batch.qo_indptr, batch.kv)
 
     def layer(q, k, v):
         return attn.run(q, k, v) * 2
 
-    q = batch.q[:-1] if wrong == "rows" else batch.q.half()
+    q = batch.q[:-1] if wrong == "rows" else batch.q.to(another(batch.q.dtype))
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     with pytest.raises(al.errors.AttnLoomError, match="q"):
         compiled(q, *batch.caches)
@@ -200,21 +204,21 @@ def test_errors_reach_the_caller_of_a_graph(runner, wrong):
 def test_out_under_a_graph_means_what_it_means_in_eager(runner):
     """Rows past the plan stay, strided buffers are filled, a wrong dtype or a broadcast is refused."""
     torch._dynamo.reset()
-    batch = runner.place(random_sequences([3, 1], [9, 40], HEADS), Placement(q_padding=2))
+    batch = runner.place(random_sequences([3, 1], [9, 40], runner.like(HEADS)), Placement(q_padding=2))
     attn = runner.for_batch(batch, variant=al.variants.causal())
     attn.plan(batch.qo_indptr, batch.kv)
     rows, total_q = batch.q.shape[0], int(batch.qo_indptr[-1])
     compiled = torch.compile(
         lambda q, k, v, out, lse: attn.run(q, k, v, out=out, lse=lse), fullgraph=True, backend="eager"
     )
-    for out in (torch.full_like(batch.q, 7.0), torch.full((4, rows, 32), 7.0, device=runner.device).transpose(0, 1)):
+    for out in (torch.full_like(batch.q, 7.0), batch.q.new_full((4, rows, batch.q.shape[-1]), 7.0).transpose(0, 1)):
         lse = torch.full((rows, 4), 7.0, device=runner.device)
         compiled(batch.q, *batch.caches, out, lse)
         assert (out[total_q:] == 7.0).all()
         assert (lse[total_q:] == 7.0).all()
         compare(batch, out, lse, expect(batch, oracle.causal()))
     lse = torch.empty(rows, 4, device=runner.device)
-    for wrong in (torch.empty_like(batch.q, dtype=torch.float16), batch.q.new_empty(2, *batch.q.shape)):
+    for wrong in (torch.empty_like(batch.q, dtype=another(batch.q.dtype)), batch.q.new_empty(2, *batch.q.shape)):
         with pytest.raises(al.errors.AttnLoomError, match="out"):
             compiled(batch.q, *batch.caches, wrong, lse)
 
@@ -222,8 +226,8 @@ def test_out_under_a_graph_means_what_it_means_in_eager(runner):
 @pytest.mark.parametrize("which", range(4))
 def test_gradients_are_refused_under_a_graph_too(runner, which):
     torch._dynamo.reset()
-    attn = runner.attention(HEADS, page_size=16, variant=al.variants.sinks())
-    batch = runner.place(random_sequences([3, 1], [9, 40], HEADS), Placement())
+    attn = runner.attention(runner.like(HEADS), page_size=16, variant=al.variants.sinks())
+    batch = runner.place(random_sequences([3, 1], [9, 40], runner.like(HEADS)), Placement())
     attn.plan(batch.qo_indptr, batch.kv)
     compiled = torch.compile(
         lambda q, k, v, sinks: attn.run(q, k, v, params={"sinks": sinks}), fullgraph=True, backend="aot_eager"
@@ -240,10 +244,10 @@ def test_gradients_are_refused_under_a_graph_too(runner, which):
 def test_a_copied_engine_is_one_of_its_own(runner, duplicate):
     """Its plan and its workspace are not the original's, in eager and in a graph."""
     torch._dynamo.reset()
-    one = random_sequences([3, 1], [9, 400], HEADS)
-    two = random_sequences([2, 6], [70, 30], HEADS)
+    one = random_sequences([3, 1], [9, 400], runner.like(HEADS))
+    two = random_sequences([2, 6], [70, 30], runner.like(HEADS))
     first, second = runner.place(one, Placement()), runner.place(two, Placement())
-    attn = runner.attention(HEADS, page_size=16, variant=al.variants.causal())
+    attn = runner.attention(runner.like(HEADS), page_size=16, variant=al.variants.causal())
     attn.plan(first.qo_indptr, first.kv)
     layer = duplicate(Layer(attn)) if duplicate is copy.deepcopy else Layer(duplicate(attn))
     assert torch.equal(layer.attn.run(first.q, *first.caches), attn.run(first.q, *first.caches))
@@ -258,6 +262,6 @@ def test_a_copied_engine_is_one_of_its_own(runner, duplicate):
 
 
 def test_engines_and_variants_refuse_to_be_pickled_by_name(runner):
-    for one in (runner.attention(HEADS, page_size=16), al.variants.causal()):
+    for one in (runner.attention(runner.like(HEADS), page_size=16), al.variants.causal()):
         with pytest.raises(al.errors.NotYetSupported, match="pickling"):
             pickle.dumps(one)

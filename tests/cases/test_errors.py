@@ -213,8 +213,8 @@ def test_merging_refuses_what_is_no_state():
 def test_an_operand_shorter_than_its_functor_reads(runner):
     """How far a computed index goes is known when it is read: refused then, or the last element is read instead."""
     bias = al.Variant(logits_transform=lambda logits, kv_pos, bias: logits + bias[kv_pos], params={"bias": al.param()})
-    attn = runner.attention(Heads.of(4, 2, 32), variant=bias)
-    batch = runner.place(random_sequences([2], [40], Heads.of(4, 2, 32)), Placement("ragged"))
+    attn = runner.attention(runner.fit(Heads.of(4, 2, 32)), variant=bias)
+    batch = runner.place(random_sequences([2], [40], runner.fit(Heads.of(4, 2, 32))), Placement("ragged"))
     attn.plan(batch.qo_indptr, batch.kv)
     steps = torch.arange(39, device=runner.device, dtype=torch.float32) / 8
     try:

@@ -1,6 +1,7 @@
 """Every public parameter changes a result or a plan, or raises: none is accepted and ignored."""
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from attnloom.testing.inputs import Heads, Placement, random_sequences
 
 pytestmark = pytest.mark.not_interpreted("what the public parameters do before a launch is the same in every process")
 
-HEADS = Heads.of(4, 2, 32, torch.float32)
+HEADS = Heads(4, 2, 32, 16, torch.float32)  # a wide and a narrow dim, as `Runner.like` has them
 NOT_YET = al.errors.NotYetSupported
 
 
@@ -28,7 +29,10 @@ class World:
 
     def __init__(self, runner) -> None:
         self.runner = runner
-        sequences = random_sequences([2, 5, 40], [900, 30, 40], HEADS, seed=3)
+        fitting = runner.like(HEADS)
+        self.wide, self.narrow = fitting.dim_qk, fitting.dim_vo
+        self.heads = Heads.of(4, 2, self.wide, fitting.dtype)
+        sequences = random_sequences([2, 5, 40], [900, 30, 40], self.heads, seed=3)
         self.batch = runner.place(sequences, Placement("table", 16, q_padding=1))
         self.variant = al.variants.causal() & al.Variant(logits_transform=scaled, params=GAIN)
 
@@ -36,8 +40,8 @@ class World:
         defaults = {
             "num_qo_heads": 4,
             "num_kv_heads": 2,
-            "head_dim": 32,
-            "dtype": torch.float32,
+            "head_dim": self.wide,
+            "dtype": self.heads.dtype,
             "variant": self.variant,
             "device": self.runner.device,
             "implementation": self.runner.implementation,
@@ -56,6 +60,11 @@ class World:
     def out(self, options: dict | None = None, plan: dict | None = None, run: dict | None = None) -> Any:
         attn = self.planned(options, plan)
         return attn.run(**{"q": self.batch.q, "k_cache": self.k, "v_cache": self.v, **(run or {})})
+
+    @property
+    def other(self) -> torch.dtype:
+        """A 16-bit type other than the batch's."""
+        return torch.bfloat16 if self.heads.dtype == torch.float16 else torch.float16
 
     @property
     def k(self) -> torch.Tensor:
@@ -100,12 +109,13 @@ def constructor() -> dict[str, Callable[[World], bool]]:
             options={"num_kv_heads": 1}, run={"k_cache": w.k[:, :, :1], "v_cache": w.v[:, :, :1]}
         ),
         "head_dim": lambda w: w.differs(
-            options={"head_dim": 16, "head_dim_vo": 32}, run={"q": w.batch.q[..., :16], "k_cache": w.k[..., :16]}
+            options={"head_dim": w.narrow, "head_dim_vo": w.wide},
+            run={"q": w.batch.q[..., : w.narrow], "k_cache": w.k[..., : w.narrow]},
         ),
-        "head_dim_vo": lambda w: w.differs(options={"head_dim_vo": 16}, run={"v_cache": w.v[..., :16]}),
+        "head_dim_vo": lambda w: w.differs(options={"head_dim_vo": w.narrow}, run={"v_cache": w.v[..., : w.narrow]}),
         "dtype": lambda w: w.differs(
-            options={"dtype": torch.float16},
-            run={"q": w.batch.q.half(), "k_cache": w.k.half(), "v_cache": w.v.half()},
+            options={"dtype": w.other},
+            run={"q": w.batch.q.to(w.other), "k_cache": w.k.to(w.other), "v_cache": w.v.to(w.other)},
         ),
         "kv_dtype": lambda w: not torch.equal(quantised(w), w.out()),
         "page_size": lambda w: raises(al.errors.InvalidArgument, lambda: w.planned({"page_size": 8})),
@@ -151,8 +161,8 @@ def plan() -> dict[str, Callable[[World], bool]]:
 
 
 def run() -> dict[str, Callable[[World], bool]]:
-    def written(w: World, name: str, shape: tuple[int, ...]) -> bool:
-        buffer = torch.full(shape, 7.5, device=w.runner.device)
+    def written(w: World, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        buffer = torch.full(shape, 7.5, dtype=dtype, device=w.runner.device)
         w.out(run={name: buffer})
         return bool((buffer[:47] != 7.5).any() and (buffer[47:] == 7.5).all())
 
@@ -163,8 +173,8 @@ def run() -> dict[str, Callable[[World], bool]]:
         "params": lambda w: w.differs(run={"params": {"gain": 0.1}}),
         "k_scale": lambda w: not torch.equal(quantised(w), quantised(w, k_scale=0.5)),
         "v_scale": lambda w: not torch.equal(quantised(w), quantised(w, v_scale=0.5)),
-        "out": lambda w: written(w, "out", (48, 4, 32)),
-        "lse": lambda w: written(w, "lse", (48, 4)),
+        "out": lambda w: written(w, "out", (48, 4, w.wide), w.heads.dtype),
+        "lse": lambda w: written(w, "lse", (48, 4), torch.float32),
         "return_lse": lambda w: len(w.out(run={"return_lse": True})) == 2,
         "return_state": lambda w: len(w.out(run={"return_state": True})) == 2,
     }
@@ -173,12 +183,13 @@ def run() -> dict[str, Callable[[World], bool]]:
 def quantised(w: World, **scales: float) -> torch.Tensor:
     """The batch with e4m3 caches."""
     fp8 = torch.float8_e4m3fn
+    w.runner.require(Heads(4, 2, w.wide, w.wide, torch.float16, fp8))
     tensors = {"q": w.batch.q.half(), "k_cache": w.k.to(fp8), "v_cache": w.v.to(fp8)}
     return w.out({"dtype": torch.float16, "kv_dtype": fp8}, run={**tensors, **scales}).float()
 
 
 def flat(w: World, **given: Any) -> torch.Tensor:
-    sequences = random_sequences([5], [9], HEADS)
+    sequences = random_sequences([5], [9], w.heads)
     tensors = {"q": sequences.q[0], "k": sequences.k[0], "v": sequences.v[0]}
     tensors = {n: x.to(w.runner.device) for n, x in tensors.items()}
     return al.attention(**{**tensors, "implementation": w.runner.implementation, **given})
@@ -189,11 +200,13 @@ def one_call() -> dict[str, Callable[[World], bool]]:
         return not torch.equal(flat(w), flat(w, **given))
 
     def changed(w: World, name: str, rows: int) -> bool:
-        shape = (rows, 4 if name == "q" else 2, 32)
-        return other(w, **{name: torch.linspace(-1, 1, rows * shape[1] * 32, device=w.runner.device).view(shape)})
+        shape = (rows, 4 if name == "q" else 2, w.wide)
+        steps = torch.linspace(-1, 1, math.prod(shape), dtype=w.heads.dtype, device=w.runner.device)
+        return other(w, **{name: steps.view(shape)})
 
     def scaled(w: World, **scale: float) -> bool:
-        sequences = random_sequences([5], [9], HEADS)
+        w.runner.require(Heads(4, 2, w.wide, w.wide, torch.float16, torch.float8_e5m2))
+        sequences = random_sequences([5], [9], w.heads)
         q, k, v = (x[0].to(w.runner.device) for x in (sequences.q, sequences.k, sequences.v))
         tensors = {"q": q.half(), "k": k.to(torch.float8_e5m2), "v": v.to(torch.float8_e5m2)}
         return not torch.equal(flat(w, **tensors), flat(w, **tensors, **scale))
@@ -216,8 +229,8 @@ def one_call() -> dict[str, Callable[[World], bool]]:
 
 def append() -> dict[str, Callable[[World], bool]]:
     def appended(w: World, **given: Any) -> list[torch.Tensor]:
-        pool = w.runner.place(random_sequences([1], [20], HEADS), Placement(poison="zero", page_size=2)).pool
-        k = torch.ones(2, 2, 32, device=w.runner.device)
+        pool = w.runner.place(random_sequences([1], [20], w.heads), Placement(poison="zero", page_size=2)).pool
+        k = torch.ones(2, 2, w.wide, dtype=w.heads.dtype, device=w.runner.device)
         defaults = {"k": k, "v": k * 2, "k_cache": pool.k_nhd, "v_cache": pool.v_nhd, "slots": torch.tensor([3, 5])}
         al.append_kv(**{**defaults, **given})
         return [pool.k_nhd, pool.v_nhd]
@@ -226,10 +239,10 @@ def append() -> dict[str, Callable[[World], bool]]:
         return not all(torch.equal(a, b) for a, b in zip(appended(w), appended(w, **given), strict=True))
 
     def rows(w: World) -> torch.Tensor:
-        return torch.full((2, 2, 32), 3.0, device=w.runner.device)
+        return torch.full((2, 2, w.wide), 3.0, dtype=w.heads.dtype, device=w.runner.device)
 
     def scaled(w: World, **scale: float) -> bool:
-        heads = Heads(4, 2, 32, 32, torch.float16, torch.float8_e4m3fn)
+        heads = Heads(4, 2, w.wide, w.wide, torch.float16, torch.float8_e4m3fn)
         pools = [
             w.runner.place(random_sequences([1], [20], heads), Placement(poison="zero", page_size=2)).pool for _ in "ab"
         ]

@@ -51,7 +51,7 @@ def placements(draw, equal_dims: bool):
 @given(data=st.data())
 def test_any_batch_equals_the_oracle(runner, data):
     batch_of = data.draw(requests, "requests (qo, kv)")
-    shape = data.draw(heads(), "heads")
+    shape = runner.like(data.draw(heads(), "heads"))
     placement = data.draw(placements(shape.dim_qk == shape.dim_vo), "placement")
     name = data.draw(st.sampled_from(sorted(VARIANTS)), "variant")
     num_ctas = data.draw(st.sampled_from([1, 2, 7, 24, 132]), "num_ctas")
@@ -126,7 +126,8 @@ def test_any_combination_of_masks(runner, data):
     variant, mask = data.draw(masks(), "mask")
     batch_of = data.draw(requests, "requests (qo, kv)")
     qo, kv = ([r[i] for r in batch_of] for i in (0, 1))
-    sequences = random_sequences(qo, kv, Heads.of(4, 2, 16, torch.float32), seed=len(batch_of))
+    shape = runner.like(Heads.of(4, 2, 16, torch.float32))
+    sequences = random_sequences(qo, kv, shape, seed=len(batch_of))
     positions = Positions()
     if data.draw(st.booleans(), "positions given"):
         generator = torch.Generator().manual_seed(len(batch_of))
@@ -143,7 +144,7 @@ def test_any_combination_of_masks(runner, data):
 def test_any_cut_of_the_keys_merges_to_the_whole(runner, data):
     """⊕ over engine states in any order, some of them empty."""
     kv, qo = data.draw(st.integers(0, sized(300, 100)), "kv"), data.draw(st.integers(1, sized(20, 5)), "qo")
-    shape = data.draw(heads(), "heads")
+    shape = runner.like(data.draw(heads(), "heads"))
     cuts = sorted(data.draw(st.lists(st.integers(0, kv), max_size=4), "cuts"))
     sequences = random_sequences([qo], [kv], shape, seed=kv)
     edges, states = [0, *cuts, kv], []
