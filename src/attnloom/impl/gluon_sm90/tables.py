@@ -51,14 +51,14 @@ ROWS = (
     Row(
         (64, 64),
         (*_decode(64, 4), ClassConfig("prefill", 128, 128, 4, 1, 168, q_stages=2)),
-        measured="H200, 2026-12-01, ragged 16x1024, 32/8 heads: prefill 1.04 x FA3 causal, 1.10 x not; nothing else tried",
+        measured="H200, 2026-12-01, ragged 16x1024, 32/8 heads: prefill 1.04 x FA3 causal, 1.10 x not; else untried",
         spills=(Spills(128, others=200),),
     ),
     Row(
         (128, 128),
         (*_decode(64, 3), ClassConfig("prefill", 128, 128, 3, 1, 168, q_stages=2, k_stages=2)),
-        measured="H200, 2026-12-01, 32/8 heads: decode 64x4096, pages of 16, 4.40 TB/s (2 stages 4.40, three CTAs an SM "
-        "4.42); causal prefill 16x1024, 4x4096, 1x16384, ragged, 450 / 590 / 640 TFLOP/s (two stages of k and v 449 / 585 / "
+        measured="H200, 2026-12-01, 32/8 heads: decode 64x4096, pages of 16, 4.40 TB/s (2 stages 4.40, 3 CTAs an SM "
+        "4.42); causal prefill 16x1024, 4x4096, 1x16384, ragged, 450 / 590 / 640 TFLOP/s (2 stages of both 449 / 585 / "
         "621, three of k 450 / 588 / 634)",
         spills=(Spills(64, others=12, gather=8), Spills(128, plain=2, others=310, gather=740)),
     ),
@@ -79,7 +79,7 @@ ROWS = (
             ClassConfig("decode", 64, 64, 2),
             ClassConfig("prefill", 128, 64, 3, 1, 168, k_stages=2),
         ),
-        measured="H200, 2026-12-01, ragged 16x1024, 32/8 heads: prefill 0.90 x FA3 causal, 0.92 x not; nothing else tried",
+        measured="H200, 2026-12-01, ragged 16x1024, 32/8 heads: prefill 0.90 x FA3 causal, 0.92 x not; else untried",
         spills=(Spills(64, plain=40, others=40, gather=45), Spills(128, plain=2, others=150, gather=20)),
     ),
 )
