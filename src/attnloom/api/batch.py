@@ -40,8 +40,9 @@ class BatchAttention:
     torch.float8_e5m2 beside fp16 and bf16; page_size (None: chosen at each plan), kv_layout
     "NHD" or "HND", variant (None: full attention), sm_scale (default ``head_dim ** -0.5``), device
     (None: torch's default), implementation (a name of `implementations()`; None: the first that can),
-    workspace (1-D uint8 of `workspace_size()` bytes; None: the engine owns one), planner ("stream", or
-    "algorithm1", the baseline of the FlashInfer paper).
+    workspace (1-D uint8 of `workspace_size()` bytes; None: the engine owns one; what it holds does not matter, but
+    one `run` at a time uses it: order runs that share one), planner ("stream", or "algorithm1", the baseline of the
+    FlashInfer paper).
 
     Declared maxima, all three or none, for CUDA graphs: max_batch_size requests, max_total_q query rows and
     max_pages page-table entries (CSR: kv_indptr[-1]; a block table: batch times the pages of its longest request;
