@@ -32,11 +32,12 @@ def alternatives(one: ClassConfig, spec: AttentionSpec) -> Iterator[ClassConfig]
 
 
 def _decode(tile_q: int) -> Iterator[ClassConfig]:
-    for tile_kv, stages, (ctas, cap) in itertools.product(TILES_KV, _STAGES, _DECODE_REGISTERS.items()):
+    for tile_kv, stages, (ctas, cap) in itertools.product(TILES_KV["decode"], _STAGES, _DECODE_REGISTERS.items()):
         yield ClassConfig("decode", tile_q, tile_kv, stages, ctas, cap)
 
 
 def _prefill(tile_q: int) -> Iterator[ClassConfig]:
-    for tile_kv, stages, k_stages, q_stages in itertools.product(TILES_KV, _PREFILL_STAGES, _PREFILL_STAGES, (1, 2)):
+    stages_of = (_PREFILL_STAGES, _PREFILL_STAGES, (1, 2))
+    for tile_kv, stages, k_stages, q_stages in itertools.product(TILES_KV["prefill"], *stages_of):
         own = None if k_stages == stages else k_stages
         yield ClassConfig("prefill", tile_q, tile_kv, stages, 1, _PREFILL_REGISTERS, q_stages, own)

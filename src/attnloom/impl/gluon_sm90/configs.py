@@ -13,7 +13,7 @@ from attnloom.schedule.work import TileClass
 
 Kind = Literal["decode", "prefill"]
 TILES_Q = {"decode": (8, 16, 32, 64), "prefill": (128,)}
-TILES_KV = (64, 128)
+TILES_KV = {"decode": (64,), "prefill": (64, 128)}  # decode with 128 keys gave wrong results on an H200
 
 SECTION_KEYS = 1 << 15  # k and v of that many, 16 MB at head dim 128, stay in the L2
 _MOST_STAGES = 8
@@ -47,7 +47,7 @@ class ClassConfig:
         for name, allowed in (
             ("kind", get_args(Kind)),
             ("tile_q", TILES_Q.get(self.kind, ())),
-            ("tile_kv", TILES_KV),
+            ("tile_kv", TILES_KV.get(self.kind, ())),
             ("stages", tuple(range(1, _MOST_STAGES + 1))),
             ("q_stages", (1, 2) if self.kind == "prefill" else (1,)),
             ("k_stages", (None, *range(1, _MOST_STAGES + 1)) if self.kind == "prefill" else (None,)),
