@@ -116,9 +116,8 @@ def small_interpreter():
 def dirty_workspaces():
     """Every workspace starts as 0xFF bytes between guards, and is dirtied again before each launch."""
     from attnloom.api import buffers
-    from attnloom.impl import dispatch  # noqa: F401  imports every implementation
     from attnloom.impl.base import Implementation
-    from attnloom.schedule.workspace import layout
+    from attnloom.impl.dispatch import registry
     from attnloom.testing.poison import guarded
 
     patch, made = pytest.MonkeyPatch(), deque(maxlen=4)  # the newest; older ones may go with their objects
@@ -129,9 +128,8 @@ def dirty_workspaces():
 
     def dirtying(launch):
         def dirty_launch(self, plan, tensors):
-            if tensors.workspace is not None:  # all but the counters, which a plan may have set
-                floats = layout([c.tile for c in plan.classes], tensors.spec.head_dim_vo).counters_offset
-                dirty_bytes_(tensors.workspace[:floats])
+            if tensors.workspace is not None:  # counters too: what they held before a launch does not matter
+                dirty_bytes_(tensors.workspace)
             launch(self, plan, tensors)
             if tensors.q.device.type == "cpu":  # looking at a GPU's memory would wait for it: see `guards_stay`
                 assert all(g.intact() for g in list(made)), "a launch wrote outside its workspace"
@@ -139,6 +137,7 @@ def dirty_workspaces():
         return dirty_launch
 
     patch.setattr(buffers, "new_workspace", dirty_workspace)
+    registry()  # imports every implementation
     for cls in Implementation.__subclasses__():
         patch.setattr(cls, "launch", dirtying(cls.launch))
     yield made

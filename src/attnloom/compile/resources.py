@@ -19,16 +19,20 @@ class Resources:
     stack: int
 
 
-def resources_of(kernel: CompiledKernel) -> Resources | None:
-    """Registers and stack of a kernel for NVIDIA; None where cuobjdump is missing or does not know the code."""
+def dumped(kernel: CompiledKernel, option: str) -> str | None:
+    """What cuobjdump prints of a kernel for NVIDIA under an option; None where it is missing."""
     program = toolchain.cuobjdump()
     if program is None or kernel.request.target[0] != "cuda":
         return None
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.binary)
         file.flush()
-        done = subprocess.run(
-            [program, "--dump-resource-usage", file.name], capture_output=True, text=True, check=False, timeout=60
-        )
-    found = re.search(rf"Function {re.escape(kernel.name)}:\s*REG:(\d+) STACK:(\d+)", done.stdout)
+        command = [program, option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
+
+
+def resources_of(kernel: CompiledKernel) -> Resources | None:
+    """Registers and stack of a kernel for NVIDIA; None where cuobjdump is missing or does not know the code."""
+    text = dumped(kernel, "--dump-resource-usage") or ""
+    found = re.search(rf"Function {re.escape(kernel.name)}:\s*REG:(\d+) STACK:(\d+)", text)
     return Resources(int(found[1]), int(found[2])) if found else None

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from attnloom.compile import toolchain
 from attnloom.compile.kernel import CompiledKernel
+from attnloom.compile.resources import dumped
 
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*);", re.MULTILINE)
 _TARGET = re.compile(r"0x([0-9a-f]+)\s*$")
@@ -38,14 +36,7 @@ class Spills:
 
 def spills_of(kernel: CompiledKernel) -> Spills | None:
     """Spills of a kernel for NVIDIA; None where cuobjdump is missing or does not know the code."""
-    program = toolchain.cuobjdump()
-    if program is None or kernel.request.target[0] != "cuda":
-        return None
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.binary)
-        file.flush()
-        done = subprocess.run([program, "-sass", file.name], capture_output=True, text=True, check=False, timeout=60)
-    code = list(instructions(done.stdout))
+    code = list(instructions(dumped(kernel, "-sass") or ""))
     return count_spills(code) if code else None
 
 

@@ -6,30 +6,15 @@ product and not 64 rows. Two or more CTAs share an SM: one copies while another 
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from attnloom.kernels.gluon.decode_consumer import consume
 from attnloom.kernels.gluon.decode_producer import GATHER_ARRIVALS, GATHER_WARPS, load_by_gather, load_by_tma
+from attnloom.kernels.gluon.memory import barriers, ring
 
 TMA_REGISTERS = gl.constexpr(48)
 GATHER_REGISTERS = gl.constexpr(80)  # rows of 16-byte vectors; narrower ones need more addresses
 NARROW_GATHER_REGISTERS = gl.constexpr(96)
-
-
-@gluon.jit
-def barriers(STAGES: gl.constexpr, ARRIVALS: gl.constexpr):
-    """A barrier for each stage."""
-    made = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(made.index(i), count=ARRIVALS)
-    return made
-
-
-@gluon.jit
-def ring(dtype: gl.constexpr, WIDTH: gl.constexpr, cfg: gl.constexpr):
-    """Stages of one piece of keys or values."""
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, cfg.TILE_KV, 1, WIDTH], dtype)
-    return gl.allocate_shared_memory(dtype, [cfg.STAGES, 1, cfg.TILE_KV, 1, WIDTH], layout)
 
 
 @gluon.jit
@@ -73,14 +58,14 @@ def decode_kernel(
     dtype: gl.constexpr = q_tensor[0].dtype.element_ty
     kv_dtype: gl.constexpr = k_tensor[0].dtype.element_ty
     q0 = matrix(dtype, cfg.TILE_Q, cfg.K0)
-    k0 = ring(kv_dtype, cfg.K0, cfg)
-    v0 = ring(kv_dtype, cfg.V0, cfg)
+    k0 = ring(kv_dtype, cfg.STAGES, cfg.TILE_KV, cfg.K0)
+    v0 = ring(kv_dtype, cfg.STAGES, cfg.TILE_KV, cfg.V0)
     q1, k1, v1 = q0, k0, v0
     if cfg.K1 > 0:
         q1 = matrix(dtype, cfg.TILE_Q, cfg.K1)
-        k1 = ring(kv_dtype, cfg.K1, cfg)
+        k1 = ring(kv_dtype, cfg.STAGES, cfg.TILE_KV, cfg.K1)
     if cfg.V1 > 0:
-        v1 = ring(kv_dtype, cfg.V1, cfg)
+        v1 = ring(kv_dtype, cfg.STAGES, cfg.TILE_KV, cfg.V1)
     numbers: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     tags = gl.allocate_shared_memory(gl.int32, [cfg.STAGES, 1], numbers)
     useful = gl.allocate_shared_memory(gl.int32, [cfg.TILE_KV], numbers)

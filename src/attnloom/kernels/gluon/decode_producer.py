@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
 from attnloom.kernels.gluon.decode_walk import start_walk, step
-from attnloom.kernels.gluon.gather import gather_rows, locate_rows, row_offsets, rows_layout
+from attnloom.kernels.gluon.gather import gather_pieces, locate_rows, row_offsets, rows_layout
 from attnloom.kernels.gluon.tma import copy_tile, locate_tile
 from attnloom.kernels.gluon.walk import publish, tag_of
 
@@ -45,19 +45,6 @@ def load_by_tma(bufs, bars, descs, where_work, num_pages, cfg: gl.constexpr):
         copy_tile(k_descs, this_at, this_where, kv_head, full.index(st), k_rings, st, cfg.K0, cfg.K1, cfg)
         copy_tile(v_descs, this_at, this_where, kv_head, full.index(st), v_rings, st, cfg.V0, cfg.V1, cfg)
         st, phase = next_stage(st, phase, cfg.STAGES)
-
-
-@gluon.jit
-def gather_pieces(
-    rings, st, base, offsets, inside, DIM: gl.constexpr, W0: gl.constexpr, W1: gl.constexpr, cfg: gl.constexpr
-):
-    """Start the copies of a tile's rows into stage st, both pieces, of widths W0 and W1 (0: none)."""
-    layout: gl.constexpr = offsets.type.layout.parent
-    stage0 = rings[0].index(st).reshape([cfg.TILE_KV, W0])
-    gather_rows(stage0, base, offsets, inside, 0, DIM, cfg.ALIGN, layout)
-    if W1 > 0:
-        stage1 = rings[1].index(st).reshape([cfg.TILE_KV, W1])
-        gather_rows(stage1, base, offsets, inside, W0, DIM, cfg.ALIGN, layout)
 
 
 @gluon.jit

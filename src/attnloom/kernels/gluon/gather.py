@@ -54,3 +54,16 @@ def gather_rows(
         async_copy.async_copy_global_to_shared(stage, pointers, mask=keep)
     else:
         stage.store(gl.load(pointers, mask=keep, other=0.0))
+
+
+@gluon.jit
+def gather_pieces(
+    rings, st, base, offsets, inside, DIM: gl.constexpr, W0: gl.constexpr, W1: gl.constexpr, cfg: gl.constexpr
+):
+    """Start the copies of a tile's rows into stage st, both pieces, of widths W0 and W1 (0: none)."""
+    layout: gl.constexpr = offsets.type.layout.parent
+    stage0 = rings[0].index(st).reshape([cfg.TILE_KV, W0])
+    gather_rows(stage0, base, offsets, inside, 0, DIM, cfg.ALIGN, layout)
+    if W1 > 0:
+        stage1 = rings[1].index(st).reshape([cfg.TILE_KV, W1])
+        gather_rows(stage1, base, offsets, inside, W0, DIM, cfg.ALIGN, layout)

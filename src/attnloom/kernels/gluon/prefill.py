@@ -6,9 +6,10 @@ prefill_consumer.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from attnloom.kernels.gluon.items import FIELDS, ITEMS
+from attnloom.kernels.gluon.memory import barriers, ring
 from attnloom.kernels.gluon.prefill_consumer import consume
 from attnloom.kernels.gluon.prefill_gather import ARRIVALS, WARPS, gather
 from attnloom.kernels.gluon.prefill_producer import produce
@@ -36,22 +37,6 @@ def consume_second(
 ):
     """The second warpgroup of consumers."""
     consume(bufs, bars, q_tensor, tensors, inputs, LOGITS, MASK, SINK, OUTPUT, cfg, 1)
-
-
-@gluon.jit
-def barriers(NUM: gl.constexpr, COUNT: gl.constexpr):
-    """NUM barriers that COUNT arrivals complete."""
-    made = gl.allocate_shared_memory(gl.int64, [NUM, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(NUM):
-        mbarrier.init(made.index(i), count=COUNT)
-    return made
-
-
-@gluon.jit
-def ring(dtype: gl.constexpr, NUM: gl.constexpr, ROWS_: gl.constexpr, WIDTH: gl.constexpr):
-    """Shared memory for NUM tiles of keys or values."""
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, ROWS_, 1, WIDTH], dtype)
-    return gl.allocate_shared_memory(dtype, [NUM, 1, ROWS_, 1, WIDTH], layout)
 
 
 @gluon.jit

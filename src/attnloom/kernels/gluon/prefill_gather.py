@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
-from attnloom.kernels.gluon.gather import gather_rows, locate_rows, row_offsets, rows_layout
+from attnloom.kernels.gluon.gather import gather_pieces, locate_rows, row_offsets, rows_layout
 from attnloom.kernels.gluon.items import ITEMS, publish_item
 from attnloom.kernels.gluon.prefill_producer import copy_queries
 from attnloom.kernels.gluon.taking import open_list, take
@@ -21,12 +21,7 @@ def gather_stage(
     rings, st, base, offsets, inside, full, DIM: gl.constexpr, W0: gl.constexpr, W1: gl.constexpr, cfg: gl.constexpr
 ):
     """Start the copies of a tile's rows into stage st, both pieces; the barrier completes when they are there."""
-    layout: gl.constexpr = offsets.type.layout.parent
-    stage0 = rings[0].index(st).reshape([cfg.TILE_KV, W0])
-    gather_rows(stage0, base, offsets, inside, 0, DIM, cfg.ALIGN, layout)
-    if W1 > 0:
-        stage1 = rings[1].index(st).reshape([cfg.TILE_KV, W1])
-        gather_rows(stage1, base, offsets, inside, W0, DIM, cfg.ALIGN, layout)
+    gather_pieces(rings, st, base, offsets, inside, DIM, W0, W1, cfg)
     async_copy.mbarrier_arrive(full.index(st), increment_count=False)
     mbarrier.arrive(full.index(st))
 
